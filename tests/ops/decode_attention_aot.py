@@ -21,7 +21,7 @@ from sass_registers import reads_before_writes
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from onewave.ops.decode_attention.triton.launch import MOST_REGISTERS
+from onewave.ops.decode_attention.triton.launch import MAX_REGISTERS
 from onewave.ops.decode_attention.triton.plan import DecodeSizes, plan_decode
 from onewave.ops.decode_attention.triton.split_kv import split_kv_kernel
 
@@ -114,7 +114,7 @@ def report(
     compiled = triton.compile(
         ASTSource(split_kv_kernel, signature, fixed, hints),
         target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": plan.num_warps, "maxnreg": MOST_REGISTERS, "enable_fp_fusion": False},
+        options={"num_warps": plan.num_warps, "maxnreg": MAX_REGISTERS, "enable_fp_fusion": False},
     )
     seconds = time.process_time() - begin
     registers, stack, code = machine_code(compiled)

@@ -94,7 +94,7 @@ def explain(
         seq_len=1000); masked_multihead_attention qkv, cache_k; append_kv qkv, k_cache
         merge_attention the stacked outs; linear x, weight; ffn x, w_up, w_down (gated=True, workers=132);
         rms_norm, add_rms_norm and swiglu x
-    device: "cpu", "cuda", or a card that need not be there, such as "cuda:sm_90"; default: this machine's. dtype:
+    device: "cpu", "cuda", or a GPU that need not be there, such as "cuda:sm_90"; default: this machine's. dtype:
     "bf16", "fp16", "fp32". options: the call's own. Raises InvalidArgumentError, ShapeError, UnsupportedError.
     """
     name = (op if isinstance(op, str) else getattr(op, "__name__", repr(op))).replace("-", "_")

@@ -67,7 +67,7 @@ def shape_of(asked: Asked) -> Sequence[int]:
 def check_on_gpu(asked: Asked) -> None:
     """Raise UnsupportedError for what only a CPU takes."""
     if not asked.on_cpu and asked.dtype is torch.float64:
-        got, allowed = "float64 on a card", "bfloat16, float16 or float32"
+        got, allowed = "float64 on a GPU", "bfloat16, float16 or float32"
         raise UnsupportedError(f"{asked.operator}: dtype", got=got, allowed=allowed)
 
 

@@ -1,4 +1,4 @@
-"""Compiling attention's kernels before anybody waits for them: side by side, into Triton's cache on disk."""
+"""Compiling attention's kernels before their first call: side by side, into Triton's cache on disk."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def warm(
     them. every: also full packed calls and sliding windows, and all of these once more with the LSE; not softcaps,
     sinks or pages.
 
-    Returns what was called, in order. Raises UnsupportedError without a CUDA card and for what attention refuses, and
+    Returns what was called, in order. Raises UnsupportedError without a CUDA GPU and for what attention refuses, and
     InvalidArgumentError.
     """
     try:
@@ -59,8 +59,8 @@ def warm(
     except (RuntimeError, TypeError, OverflowError, ValueError) as error:
         raise InvalidArgumentError("warm: device", got=shown(device), allowed="cuda, cuda:N") from error
     if where.type != "cuda" or not torch.cuda.is_available():
-        got = str(where) if where.type != "cuda" else "no CUDA card that PyTorch finds"
-        raise UnsupportedError("warm", got=got, allowed="a CUDA card", next="A CPU's kernels need none.")
+        got = str(where) if where.type != "cuda" else "no CUDA GPU that PyTorch finds"
+        raise UnsupportedError("warm", got=got, allowed="a CUDA GPU", next="A CPU's kernels need none.")
     if threads is not None and threads < 1:
         raise InvalidArgumentError("threads", got=str(threads), allowed="1 or more")
     for head_dim in head_dims:

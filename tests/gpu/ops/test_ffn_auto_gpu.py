@@ -13,7 +13,7 @@ from onewave.wave.launch.launch import runs_here
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 NAME = torch.cuda.get_device_name(CARD) if CARD.type == "cuda" else ""
-KNOWN = [row for row in MEASURED if row.card == NAME and row.rows <= 8192]
+KNOWN = [row for row in MEASURED if row.gpu == NAME and row.rows <= 8192]
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),

@@ -175,7 +175,7 @@ def test_more_rows_than_are_looked_at_are_a_share_each_and_take_no_scratch(monke
     few = run(q, k, v, lengths)
     monkeypatch.setattr(choose, "_chosen", {})
     for module in (triton_impl, plan):
-        monkeypatch.setattr(module, "MOST_ROWS_LOOKED_AT", 4)
+        monkeypatch.setattr(module, "MAX_ROWS_LOOKED_AT", 4)
     monkeypatch.setattr(triton_impl, "counters", None)
     monkeypatch.setattr(triton_impl, "scratch", lambda _, floats: torch.empty(floats if floats == 0 else -1))
     assert torch.equal(run(q, k, v, lengths).nan_to_num(7), few.nan_to_num(7))

@@ -40,7 +40,7 @@ def test_every_row_of_the_table_is_what_the_ledger_has(row: Measured) -> None:
     found: dict[str, float] = {}
     for line in ledger[first - 1 : last]:
         record = json.loads(line)
-        assert (record["metric"], record["device_name"], record["unit"]) == ("ffn", row.card, "us")
+        assert (record["metric"], record["device_name"], record["unit"]) == ("ffn", row.gpu, "us")
         sizes = f"{row.rows}x{row.hidden}x{row.intermediate}{' gated' if row.gated else ''}"
         assert (record["extra"]["shape"], record["extra"]["dtype"]) == (sizes, row.dtype)
         assert row.out == row.hidden
@@ -50,7 +50,7 @@ def test_every_row_of_the_table_is_what_the_ledger_has(row: Measured) -> None:
 
 
 def test_no_number_of_rows_stands_in_the_table_twice() -> None:
-    keys = [(row.card, row.dtype, row.rows, row.hidden, row.intermediate, row.out, row.gated) for row in MEASURED]
+    keys = [(row.gpu, row.dtype, row.rows, row.hidden, row.intermediate, row.out, row.gated) for row in MEASURED]
     assert len(set(keys)) == len(keys)
 
 
@@ -106,7 +106,7 @@ def test_between_measured_rows_only_what_both_sides_agree_on_is_known() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"hidden": 192}, {"intermediate": 256}, {"out": 192}, {"gated": True}, {"dtype": "float16"}, {"card": "another"}],
+    [{"hidden": 192}, {"intermediate": 256}, {"out": 192}, {"gated": True}, {"dtype": "float16"}, {"gpu": "another"}],
 )
 def test_another_block_dtype_or_card_is_not_known(change: dict[str, Any]) -> None:
     assert best(1) == "wave"

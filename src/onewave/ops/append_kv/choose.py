@@ -49,7 +49,7 @@ def choose(call: AppendCall) -> Choice:
     if call.on_gpu:
         capability: tuple[int, int] = call.device.capability or (0, 0)
         if call.k_cache.dtype is torch.float8_e4m3fn and capability < (8, 9):
-            raise UnsupportedError("append_kv: float8 cache", got="a card before sm_89", next="Use an int8 cache.")
+            raise UnsupportedError("append_kv: float8 cache", got="a GPU before sm_89", next="Use an int8 cache.")
         num_kv_heads, head_dim = call.v_cache.shape[1], call.v_cache.shape[3]
         sizes = (call.qkv.shape[0], call.num_heads + 2 * num_kv_heads, head_dim)
         return AppendChoice("triton", "triton_impl", "append_kv/triton_impl.py: append_kv_kernel", _ONE_PASS, *sizes)

@@ -170,21 +170,19 @@ def check_lengths(call: AttentionCall) -> None:
     name, q, k, packed = call.name, call.q, call.k, call.packed
     if packed is None or not (q.is_cpu or checks_contents()):
         return
-    # Rows beyond max_seqlen_q stay unwritten, which a caller may want; one who debugs does not.
-    most_queries, limit = (
-        (packed.max_seqlen_q, "max_seqlen_q") if checks_contents() else (q.shape[0], "the tokens of q")
-    )
-    most_keys = k.shape[0]
+    # Rows beyond max_seqlen_q stay unwritten, which a caller may want; a debugging one does not.
+    max_queries, limit = (packed.max_seqlen_q, "max_seqlen_q") if checks_contents() else (q.shape[0], "the tokens of q")
+    max_keys = k.shape[0]
     table = packed.block_table
     if table is not None:
         check_table(name, k, table, (packed.cu_seqlens_q, packed.cu_seqlens_k), call.options)
-        most_keys = table.numel() * k.shape[1]
+        max_keys = table.numel() * k.shape[1]
     of_queries = [int(n) for n in packed.cu_seqlens_q.cpu()]
-    _check_starts(f"{name}: cu_seqlens_q", of_queries, most_queries, limit, q.shape[0])
+    _check_starts(f"{name}: cu_seqlens_q", of_queries, max_queries, limit, q.shape[0])
     of_keys = [int(n) for n in packed.cu_seqlens_k.cpu()]
     if table is not None and of_keys[0] > 0:  # where pages hold the keys, only differences count
-        most_keys += of_keys[0]
-    _check_starts(f"{name}: cu_seqlens_k", of_keys, packed.max_seqlen_k, "max_seqlen_k", most_keys)
+        max_keys += of_keys[0]
+    _check_starts(f"{name}: cu_seqlens_k", of_keys, packed.max_seqlen_k, "max_seqlen_k", max_keys)
 
 
 def _check_starts(what: str, starts: list[int], longest: int, limit: str, tokens: int) -> None:

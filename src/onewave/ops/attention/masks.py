@@ -20,7 +20,7 @@ _SMALLEST = 1.1754943508222875e-38
 # A tanh near 1 of float32 is off by 6e-8: scores by as much of the cap.
 _SOFTCAPS = (1e-6, 1e4)
 # Beyond any sequence: as good as no limit.
-_MOST_KEYS = 1 << 40
+_MAX_KEYS = 1 << 40
 
 Window = int | Sequence[int | None]
 
@@ -131,12 +131,12 @@ def _sides(operator: str, window: Window | None) -> tuple[int | None, int | None
         keys = cast("int", window)
         if keys < 1:
             raise InvalidArgumentError(f"{operator}: window", got=str(keys), allowed="at least 1, or (left, right)")
-        return as_whole(keys, _MOST_KEYS) - 1, None
+        return as_whole(keys, _MAX_KEYS) - 1, None
     sides = tuple(cast("Iterable[Any]", window)) if isinstance(window, (tuple, list)) else (window,)
     if len(sides) != 2 or any(side is not None and (not is_whole(side) or side < -1) for side in sides):
         allowed = "a number of keys, or (left, right) with -1 for no limit"
         raise InvalidArgumentError(f"{operator}: window", got=shown(window), allowed=allowed)
-    left, right = (None if side is None or side == -1 else as_whole(side, _MOST_KEYS) for side in sides)
+    left, right = (None if side is None or side == -1 else as_whole(side, _MAX_KEYS) for side in sides)
     return left, right
 
 

@@ -61,10 +61,10 @@ def attention(
 
     Returns [batch, heads, Sq, head_dim] in q's dtype and order of axes in memory, or out, which is written; with
     return_lse also the natural-log sum of exponentials, float32 [batch, heads, Sq], sinks included. A row that sees no
-    key gives 0 and -inf. Sums in float32; P is rounded to v's dtype. On a card a row's bits depend neither on the
+    key gives 0 and -inf. Sums in float32; P is rounded to v's dtype. On a GPU a row's bits depend neither on the
     batch nor on the other queries. Keys that no query sees may hold NaN. Our kernels read nothing back on a GPU and
     allocate nothing but the results. backend: auto, triton, gluon (Hopper's kernel), mma (the one of few registers: no
-    ALiBi, no bias), torch (PyTorch's SDPA), reference. On a card auto takes Hopper's kernel for what a sweep there has
+    ALiBi, no bias), torch (PyTorch's SDPA), reference. On a GPU auto takes Hopper's kernel for what a sweep there has
     covered: by dtype, head_dim, options and strides, never by lengths, and ops.explain tells; never mma. A CPU uses
     SDPA for what it can say.
     Forward only: backward raises UnsupportedError. Raises ShapeError, UnsupportedError, InvalidArgumentError. Source:
@@ -103,7 +103,7 @@ def attention_varlen(
     out: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`attention` of sequences that lie one after another, without padding; on a card bit for bit the same as each
+    """`attention` of sequences that lie one after another, without padding; on a GPU bit for bit the same as each
     alone by the same kernel.
 
     q: [tokens, heads, head_dim]; k, v: [k_tokens, kv_heads, head_dim] (tokens before heads, other than `attention`).

@@ -79,7 +79,7 @@ def ragged_from_pages(
         return k.flatten(0, 1)[:0], v.flatten(0, 1)[:0], cu_seqlens
     token = torch.arange(rows * longest, device=cu_seqlens.device)
     row = torch.searchsorted(cu_seqlens.long(), token, right=True).sub_(1).clamp_(0, max(rows - 1, 0))
-    # Tokens past the end get some valid place; nobody looks at what is copied there.
+    # Tokens past the end get some valid place; what is copied there is not read.
     position = (token - cu_seqlens[row]).clamp_(0, max(longest - 1, 0))
     page = block_table[row, (position // k.shape[1]).clamp(max=block_table.shape[1] - 1)].long()
     page, at = page.clamp_(0, k.shape[0] - 1), position % k.shape[1]

@@ -124,7 +124,7 @@ def attention_varlen(
             full = bias.view((1,) * (4 - bias.ndim) + bias.shape)
             full = full[row : row + 1] if full.shape[0] > 1 else full
             full = full[:, :, :num_queries] if full.shape[2] > 1 else full
-            if full.shape[2] != 1 and full.shape[2] < num_queries:  # of rows beyond max_seqlen_q, which nobody keeps
+            if full.shape[2] != 1 and full.shape[2] < num_queries:  # of rows beyond max_seqlen_q, which are not kept
                 full = F.pad(full, (0, 0, 0, num_queries - full.shape[2]))
             part_bias = full[..., :num_keys] if full.shape[3] > 1 else full
         slopes = alibi_slopes[row : row + 1] if alibi_slopes is not None and alibi_slopes.ndim == 2 else alibi_slopes

@@ -1,4 +1,4 @@
-"""What the attention kernels take of an SM: all are compiled ahead of time, for cards that need not be here."""
+"""What the attention kernels take of an SM: all are compiled ahead of time, for GPUs that need not be here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from onewave.ops.attention.plan import Facts
 from onewave.ops.attention.triton.kernel import attention_kernel as portable_kernel  # pyright: ignore[reportUnknownVariableType]
 from onewave.ops.attention.triton.plan import plan_portable
 
-# Kernels, whose type nobody knows.
+# Kernels, of unknown type.
 _HOPPER, _FP8, _PORTABLE, _MMA = cast("list[Any]", [hopper_kernel, fp8_kernel, portable_kernel, mma_kernel])
 _ALIGNED = [["tt.divisibility", 16]]
 # Of an SM of sm_80 and sm_90. A program takes 1 KiB of shared memory beside its own.

@@ -31,7 +31,7 @@ from onewave.ops.cpu.math_impl import FAST, integers
 _TICKET, _DONE, _BUSY, _KERNEL, _TABLE, _CHUNK, _COUNT = (8 * i for i in range(7))
 _MAX_ARGUMENTS = 18
 _PADDING = (0,) * _MAX_ARGUMENTS
-_MOST_CHUNKS = 4096
+_MAX_CHUNKS = 4096
 # One poll is an atomic load, a few nanoseconds.
 _IDLE_POLLS = 1_000_000
 _WAIT_POLLS = 20_000
@@ -166,7 +166,7 @@ def _on_stack(_context, number, arguments):
 
 @_kept(njit, _LEAD_SIGNATURE, nogil=True)
 def _lead(state_at, function, number, arguments, count, chunk):
-    """Run a job with whoever helps; alone when chunk is 0 or the team is busy with another caller's job."""
+    """Run a job with the threads that help; alone when chunk is 0 or the team is busy with another caller's job."""
     table_at = _on_stack(number, arguments)
     if chunk == 0 or _atomic_swap(state_at + _BUSY * 8, 1) != 0:
         _call(function, table_at, 0, count)
@@ -182,7 +182,7 @@ def _lead(state_at, function, number, arguments, count, chunk):
     while _atomic_load(state_at + _DONE * 8) != chunks:
         polls += 1
         if polls > _WAIT_POLLS:
-            # Whoever holds the last chunk may be waiting for this very core.
+            # The thread with the last chunk may be waiting for this very core.
             _yield_core()
     _atomic_swap(state_at + _BUSY * 8, 0)
 
@@ -223,7 +223,7 @@ class _Team:
                     with suppress(RuntimeError):  # another caller was faster
                         bell.release()
         # Two chunks a thread: long runs of memory for the prefetcher, and half a share to wait for at most.
-        return max(1, count // (2 * self.num_threads), -(-count // _MOST_CHUNKS))
+        return max(1, count // (2 * self.num_threads), -(-count // _MAX_CHUNKS))
 
 
 @cache

@@ -100,7 +100,7 @@ def _on_gpu(call: DecodeCall) -> DecodeChoice:
     k, v, table, backend, device = call.k_cache, call.v_cache, call.block_table, call.backend, call.device
     capability: tuple[int, int] = device.capability or (0, 0)
     if k.dtype is torch.float8_e4m3fn and capability < (8, 9):
-        raise UnsupportedError("decode_attention: float8 cache", got="a card before sm_89", next="Use an int8 cache.")
+        raise UnsupportedError("decode_attention: float8 cache", got="a GPU before sm_89", next="Use an int8 cache.")
     counted = counted_in(k, v)
     plan = plan_decode(
         DecodeSizes(

@@ -1,7 +1,7 @@
 """Decode attention on the CPU in float32: (row, query head) pairs over threads.
 
 A pair walks its keys in order: scores into a small buffer, their maximum, exponentials, then the weighted sum of
-values. The walk is the same whoever shares the batch, and so are its bits.
+values. The walk is the same in any batch, and so are its bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onewave.ops.cpu.team_impl import kernel
 from onewave.ops.cpu.team_impl import run as run_on_team
 from onewave.ops.decode_attention.call import DecodeCall
 
-_MOST_KEYS = 1 << 30
+_MAX_KEYS = 1 << 30
 # A single row this short is done before a second thread would have woken up.
 _MAX_SERIAL_KEYS = 64
 
@@ -102,7 +102,7 @@ def decode_attention(
     q, slots, seq_lens = q.contiguous(), slots.long().contiguous(), seq_lens.long().contiguous()
     addresses = (q, k_cache, v_cache, slots, seq_lens, target)
     sizes = (rows, num_heads, k_cache.shape[1], head_dim, k_cache.stride(0), k_cache.stride(1))
-    visible = _MOST_KEYS if window is None else min(int(window), _MOST_KEYS)
+    visible = _MAX_KEYS if window is None else min(int(window), _MAX_KEYS)
     alone = rows == 1 and int(seq_lens[0]) <= _MAX_SERIAL_KEYS
     factor = head_dim**-0.5 if scale is None else float(scale)
     run_on_team(

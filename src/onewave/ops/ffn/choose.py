@@ -172,7 +172,7 @@ def _chosen(facts: _Facts) -> Choice:
     rows, block, dtype, order, policy, backend, workers, device = facts
     here = device.capability == (9, 0) and dtype in HALVES
     name = str(dtype).removeprefix("torch.")
-    known = tuple(because("{}", line) for line in table_lines(*block, name, card=device.name))
+    known = tuple(because("{}", line) for line in table_lines(*block, name, gpu=device.name))
     if backend not in ("auto", "torch", "reference") and not (
         here and rows >= 1 and (rows <= MAX_ROWS or backend != "wave")
     ):
@@ -181,7 +181,7 @@ def _chosen(facts: _Facts) -> Choice:
         return products(_PRODUCTS_ALONE)
     wanted = "torch" if backend == "reference" else backend
     if backend == "auto":
-        wanted = fastest(rows, *block, name, card=device.name) if rows else "torch"
+        wanted = fastest(rows, *block, name, gpu=device.name) if rows else "torch"
         if not suits(wanted, order, policy):
             return products(because("{} has no such order or policy", wanted), *known)
     if wanted == "torch":
@@ -227,7 +227,7 @@ def products(*reasons: Reason) -> Choice:
 def unsupported(got: str, backend: str = "wave") -> UnsupportedError:
     """Return the error of a named backend that does not take a call."""
     rows = f"1 to {MAX_ROWS} rows" if backend == "wave" else "rows"
-    allowed = f"{rows} of bfloat16 or float16 on a card of compute capability 9.0"
+    allowed = f"{rows} of bfloat16 or float16 on a GPU of compute capability 9.0"
     return UnsupportedError(f"ffn (backend={backend})", got=got, allowed=allowed, next='Use backend="torch".')
 
 

@@ -2,7 +2,7 @@
 
 A row of the table is a number of rows of x on one block: medians of one run, in which all arrangements took turns on
 the same operands (`onewave bench ops ffn`). `auto` fuses only where one launch was ahead of every arrangement of two by
-more than runs differ, and only on what was measured: the card, the dtype and the sizes of the block must be those of
+more than runs differ, and only on what was measured: the GPU, the dtype and the sizes of the block must be those of
 the table, and a number of rows must be one of its, or lie between two that agree (`fastest`). Everything else takes two
 products.
 """
@@ -20,14 +20,14 @@ With 64 rows, chain was 1 % behind, even and 1 % ahead of two products (ledger/h
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians of one run, microseconds a call. card: as the driver names it. source: the ledger's lines.
+    """Medians of one run, microseconds a call. GPU: as the driver names it. source: the ledger's lines.
 
     products: two cuBLAS products (three with a gate), which `backend="torch"` runs. together: gate and up as one cuBLAS
-    product, which needs both matrices in one: nobody's backend, but two launches that one launch has to beat; None
+    product, which needs both matrices in one: no backend, but two launches that one launch has to beat; None
     without a gate. streams, chain, wave: those backends, in their own order and tile; wave is None beyond 64 rows.
     """
 
-    card: str
+    gpu: str
     dtype: str
     rows: int
     hidden: int
@@ -145,16 +145,16 @@ def fastest(
     gated: bool,
     dtype: str,
     *,
-    card: str | None = None,
+    gpu: str | None = None,
     table: tuple[Measured, ...] | None = None,
 ) -> str:
     """The backend for a call: "wave", "chain", "streams" or "torch".
 
     Of a number of rows between two measured ones is known what both have: the same winner; or, if the winners differ,
-    that `streams` is ahead of the products. Whatever is not known takes the products. card: only what was measured on
+    that `streams` is ahead of the products. Whatever is not known takes the products. GPU: only what was measured on
     it, None for any. table: MEASURED unless given.
     """
-    known = _of_these_sizes((hidden, intermediate, out, gated, dtype), card, table)
+    known = _of_these_sizes((hidden, intermediate, out, gated, dtype), gpu, table)
     below = [each for each in known if each.rows <= rows]
     above = [each for each in known if each.rows >= rows]
     if not below or not above:
@@ -172,30 +172,30 @@ def table_lines(
     gated: bool,
     dtype: str,
     *,
-    card: str | None = None,
+    gpu: str | None = None,
     table: tuple[Measured, ...] | None = None,
 ) -> tuple[str, ...]:
     """What is known about a block of these sizes, a sentence a measured number of rows, losses included."""
-    known = _of_these_sizes((hidden, intermediate, out, gated, dtype), card, table)
+    known = _of_these_sizes((hidden, intermediate, out, gated, dtype), gpu, table)
     if not known:
         return (
-            "nothing of these sizes, this dtype and card has been measured, so auto takes two products "
+            "nothing of these sizes, this dtype and GPU has been measured, so auto takes two products "
             f"(onewave bench ops ffn --shape ROWS,{hidden},{intermediate}{',gated' if gated else ''} measures it)",
         )
     found = ["auto: one launch where it is ahead of every two; between numbers of rows what both sides agree on"]
-    for name in dict.fromkeys(each.card for each in known):
-        found.append(f"measured on {name}, the card that it goes for:")
-        found += [f"  {each}" for each in known if each.card == name]
+    for name in dict.fromkeys(each.gpu for each in known):
+        found.append(f"measured on {name}, the GPU that it goes for:")
+        found += [f"  {each}" for each in known if each.gpu == name]
     return tuple(found)
 
 
 def _of_these_sizes(
-    sizes: tuple[int, int, int, bool, str], card: str | None, table: tuple[Measured, ...] | None
+    sizes: tuple[int, int, int, bool, str], gpu: str | None, table: tuple[Measured, ...] | None
 ) -> list[Measured]:
     """In the order of their rows."""
     known = [
         each
         for each in (MEASURED if table is None else table)
-        if (each.hidden, each.intermediate, each.out, each.gated, each.dtype) == sizes and card in (None, each.card)
+        if (each.hidden, each.intermediate, each.out, each.gated, each.dtype) == sizes and gpu in (None, each.gpu)
     ]
-    return sorted(known, key=lambda each: (each.card, each.rows))
+    return sorted(known, key=lambda each: (each.gpu, each.rows))

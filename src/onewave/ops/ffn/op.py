@@ -31,16 +31,16 @@ def ffn(
 
     x: [..., hidden] bf16|fp16 (fp32 too on a CPU). w_up, w_gate: [intermediate, hidden]; w_down: [out, intermediate],
     all of x's dtype, sizes multiples of 64. Returns [..., out]. activation: f, "silu", "gelu" (exact) or None.
-    backend: "wave" runs both products in one persistent launch: up to 64 rows on a card of compute capability 9.0. It
+    backend: "wave" runs both products in one persistent launch: up to 64 rows on a GPU of compute capability 9.0. It
     packs the weights at the first call for a batch size (rounded up to a power of two) and keeps up to six packed
     copies, and for good those that a CUDA graph has recorded; pack_ffn makes one that you own. "chain": the same for
-    any number of rows on the same cards, from the weights as they are. "streams": as "chain", but as two launches side
+    any number of rows on the same GPUs, from the weights as they are. "streams": as "chain", but as two launches side
     by side on two streams. In these three, sums and f are float32, the hidden rows are rounded to x's dtype once, and
     every run gives the same bits.
     "torch" or "reference": products one after the other, each rounded. "auto": what measured.py has seen to be fastest
-    on this card, for this dtype and block; the products where it has seen nothing, where the backend does not know the
+    on this GPU, for this dtype and block; the products where it has seen nothing, where the backend does not know the
     order or policy asked for or has no plan in it for so many rows, and instead of a wave that would have to drop a
-    packed copy in use, fill more than half of the free memory, or pack inference tensors, which tell nobody when they
+    packed copy in use, fill more than half of the free memory, or pack inference tensors, which do not tell when they
     are written to. (Writes to weights by way of .data or of other libraries go unnoticed, too: where there are such,
     name a backend, or use pack_ffn.)
     order and policy: "auto" leaves them to the backend. order (wave): "row", "half_row", "sm_local", "sequential" (two
@@ -69,7 +69,7 @@ def pack_ffn(
 ) -> PackedFFN:
     """Pack a block's weights for calls with up to `batch` rows; the originals may go afterwards.
 
-    workers: blocks of the launch, by default one a multiprocessor, or a few less where those have no more to do each;
+    workers: blocks of the launch, by default one an SM, or a few less where those have no more to do each;
     any number gives the same bits. The rest as in ffn. Call the result with x [rows, hidden].
     Raises InvalidArgumentError, ShapeError, UnsupportedError.
     """

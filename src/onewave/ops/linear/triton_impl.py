@@ -2,7 +2,7 @@
 
 `row_kernel`, one token: a program owns a few rows of W and adds W * x elementwise in registers, no shared memory; the
 loop over K is unrolled so that the next loads are in flight while the last are summed. Before it waits for the kernel
-that makes x, it asks for its first weights to be brought into the second-level cache. `tile_kernel`, up to 64 tokens:
+that makes x, it asks for its first weights to be brought into L2. `tile_kernel`, up to 64 tokens:
 the weights are the tall operand of the tensor-core product and the tokens, padded to 16, 32 or 64, the narrow one. It
 serves the output head, whose logits it keeps in float32. In both a row of W is finished by one program, in one order:
 nothing is summed across programs.
@@ -27,7 +27,7 @@ _AHEAD_BYTES, _ASKING = 4096, 16
 
 @triton.jit
 def ask_for(pointer, num_bytes):
-    """Have bytes brought into the second-level cache; one request a program. Both multiples of 16."""
+    """Have bytes brought into L2; one request a program. Both multiples of 16."""
     tl.inline_asm_elementwise(
         "{ .reg .pred one; .reg .b32 thread; mov.u32 thread, %tid.x; setp.eq.u32 one, thread, 0;"
         " @one cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",

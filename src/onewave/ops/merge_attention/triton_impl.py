@@ -17,7 +17,7 @@ from onewave.gpu.launch import launch_kernel
 from onewave.ops.merge_attention.call import MergeCall
 from onewave.ops.merge_attention.choose import MergeChoice
 
-MOST_TENSORS = 8
+MAX_TENSORS = 8
 """A longer list is stacked first: each number of tensors is a kernel of its own."""
 
 
@@ -79,7 +79,7 @@ def run(call: MergeCall, choice: MergeChoice) -> tuple[Tensor, Tensor]:
     # [parts, batch, heads, S, D]: the axes before heads become one, those that are missing one of length 1.
     outs = [_five_axes(out) for out in call.outs]
     lses = [_five_axes(lse[..., None])[..., 0] for lse in call.lses]
-    if len(outs) > MOST_TENSORS:
+    if len(outs) > MAX_TENSORS:
         outs, lses = [torch.cat(outs)], [torch.cat(lses)]
     num_stacked, _, heads, queries, head_dim = outs[0].shape
     shape = call.first.shape[1:]

@@ -1,4 +1,4 @@
-"""RMSNorm on the CPU in float32: rows over threads, each row twice through the first-level cache."""
+"""RMSNorm on the CPU in float32: rows over threads, each row twice through L1."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class TokenLogprobs(NamedTuple):
     """Log-probabilities of one position each.
 
     sampled: float32 [rows], of the given token. rank: int64 [rows], its rank from 1. top, top_ids: float32 and int64
-    [rows, k], the likeliest tokens, best first, the lowest id first of equals.
+    [rows, k], the most likely tokens, best first, the lowest id first of equals.
     """
 
     sampled: Tensor
@@ -118,7 +118,7 @@ class TokenLogprobs(NamedTuple):
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """The likeliest token of each row, the lowest id of equals. logits: floats [.., vocab]. Returns int64 [..]."""
+    """The most likely token of each row, the lowest id of equals. logits: floats [.., vocab]. Returns int64 [..]."""
     check_tensors("greedy", logits=logits)
     if logits.ndim == 0 or logits.shape[-1] == 0 or not logits.dtype.is_floating_point:
         got = f"{logits.dtype} {tuple(logits.shape)}"
@@ -148,7 +148,7 @@ def _suits_search(logits: Tensor) -> bool:
     launches leave to each other is one stream's."""
     if not _suits_kernels(logits) or capability(logits.device) != (9, 0):
         return False
-    return len(logits) <= load("sampling", "search_impl").MOST_ROWS and not torch.cuda.is_current_stream_capturing()
+    return len(logits) <= load("sampling", "search_impl").MAX_ROWS and not torch.cuda.is_current_stream_capturing()
 
 
 def penalise(
@@ -173,7 +173,7 @@ def sample(logits: Tensor, uniform: Tensor, rows: RowParameters, *, search: bool
 
     logits: float32 [rows, vocab], vocab at most 2**18. uniform: float64 [rows] in [0, 1), ignored by greedy rows.
     Returns int64 [rows]. Each row: divide by the temperature; drop tokens below min_p times the best one's probability;
-    keep the top_k likeliest; keep the fewest likeliest whose renormalised probabilities reach top_p; draw. Equal logits
+    keep the top_k most likely; keep the fewest tokens whose renormalised probabilities reach top_p; draw. Equal logits
     are ordered by token id. Of a row whose largest logit over the temperature is no finite number, some token of the
     vocabulary. search: find the tokens of top_k and top_p without a sort where a kernel can; False: sort, which gives
     the same tokens, to check what searches as that kernel does. Raises ShapeError, WaveStalled (search_impl).
@@ -195,7 +195,7 @@ def sample(logits: Tensor, uniform: Tensor, rows: RowParameters, *, search: bool
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> TokenLogprobs:
-    """Log-softmax in float32 at `tokens` and at the k likeliest entries of each row.
+    """Log-softmax in float32 at `tokens` and at the k most likely entries of each row.
 
     logits: float32 [rows, vocab]. tokens: int64 [rows].
     """
@@ -253,7 +253,7 @@ def _draw_sorted(scaled: Tensor, uniform: Tensor, group: _Group) -> Tensor:
     weights = _weights(scaled, scaled[:, :1])
     cumulative = weights.cumsum(dim=-1)
     kept = (weights >= (group.min_p * _UNIT)[:, None]).sum(dim=-1)
-    # At least the best one, but where its logit is no number: an index below 0 would end all work on a card.
+    # At least the best one, but where its logit is no number: an index below 0 would end all work on a GPU.
     kept = torch.minimum(kept, group.top_k).clamp_(min=1)
     total = cumulative.gather(1, kept[:, None] - 1)
     limit = torch.ceil(group.top_p[:, None] * total.double()).to(torch.int64)

@@ -16,8 +16,8 @@ three searches.
 In `sets`, behind what draw_impl.py keeps: two groups by launch of four sets by round of eight parts of [blocks] packets
 of four int32 words (31 bits of the sum, 31 more, the number, the least logit as `ordered` has it). A block clears its
 own of the next launch's group, and in each round, once it has shown what it found, the set of the round after the next.
-A block that reads there has read what this block has shown in between, behind a fence. Nobody reads any more what stood
-there two rounds before, as all have shown the round between.
+A block that reads there has read what this block has shown in between, behind a fence. What stood there two rounds
+before is not read any more, as all have shown the round between.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BITS31 = gl.constexpr(0x7FFFFFFF)
 _SPAN = gl.constexpr(32.0)
 # More rounds than any three searches take: each makes the interval seven times narrower, and between 32 and the
 # smallest float32 lie 154 factors of two. Only a launch that gives up reads what never ends.
-_MOST_ROUNDS = gl.constexpr(192)
+_MAX_ROUNDS = gl.constexpr(192)
 
 
 @gluon.jit
@@ -99,7 +99,7 @@ def unordered(number):
 def bounds_of(low, high, best, whole, part):
     """Where parts begin, by their numbers: of an interval, which does not hold `high`, its lower end alone and then
     sevenths of what is left; of the whole, halves of what is left up to the best, near which most that weighs anything
-    lies. Where a bound is rounded to matters to nobody, as long as all round it alike: hence the fma."""
+    lies. Where a bound is rounded to does not matter, as long as all blocks round it alike: hence the fma."""
     zero = part.to(gl.float32) * 0
     halved = ((127 - part) << 23).to(gl.float32, bitcast=True)
     share = gl.where(whole > 0, halved, (part - 1).to(gl.float32) * (1 / 7))
@@ -223,7 +223,7 @@ def narrowed(
     goal = no_sum
     total = no_sum  # weight of the tokens kept so far
     alone = 0
-    while (search < 3) & (rounds < _MOST_ROUNDS):
+    while (search < 3) & (rounds < _MAX_ROUNDS):
         if (search < 0) | (whole == 0):
             shown = packets_of + (rounds & 3) * (gl.num_programs(0) * 32)
             behind = packets_of + ((rounds + 2) & 3) * (gl.num_programs(0) * 32) + block * 4
@@ -271,7 +271,7 @@ def narrowed(
                 limit += gl.where(limit.to(gl.float64) < wanted, 1, 0)
                 goal = gl.minimum(limit, total) - 1
             if search == 2:
-                # Rounding may carry the product up to the total itself, where nobody is.
+                # Rounding may carry the product up to the total itself, where no token is.
                 goal = gl.minimum((uniform * total.to(gl.float64)).to(gl.int64), total - 1)
             # Of logits that are no numbers none weighs anything.
             search = gl.where(total > 0, search, 3)

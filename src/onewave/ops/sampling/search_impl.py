@@ -21,11 +21,11 @@ from onewave.base.errors import WaveStalled
 from onewave.gpu.launch import launch_kernel
 from onewave.ops.sampling.draw_impl import clear_draws, draw_of
 from onewave.ops.sampling.rounds_impl import clear_rounds
-from onewave.ops.sampling.triton_impl import PIECE, most_of_pieces
+from onewave.ops.sampling.triton_impl import PIECE, max_of_pieces
 from onewave.wave.launch.launch import POLLS
 from onewave.wave.launch.watch import watch_words
 
-MOST_ROWS = 16
+MAX_ROWS = 16
 """Rows that are drawn side by side; of more, each would have too few blocks."""
 _WARPS = 8
 # Logits that a block looks at in one go.
@@ -90,7 +90,7 @@ def _state(device: torch.device, blocks: int, rows: int, set_words: int) -> _Sta
     with _making:
         state = _states.get(key)
         if state is not None and int(state.stalled[0]):
-            # Blocks that leave may write to the host's word yet, whose memory goes to somebody else.
+            # Blocks that leave may write to the host's word yet, whose memory is then given away.
             torch.cuda.current_stream(device).synchronize()
             del _states[key]
             raise WaveStalled("a draw with top_k or top_p", (), next="Drop the last call's tokens, and draw again.")
@@ -108,7 +108,7 @@ def _state(device: torch.device, blocks: int, rows: int, set_words: int) -> _Sta
 
 
 def draw_limited(logits: Tensor, uniform: Tensor, draws: Tensor) -> Tensor:
-    """float32 [rows, vocab], last axis contiguous, rows at most MOST_ROWS -> int64 [rows], each drawn at uniform
+    """float32 [rows, vocab], last axis contiguous, rows at most MAX_ROWS -> int64 [rows], each drawn at uniform
     (float64 [rows]) as draws (float64 [rows, 4], op.draw_words) say. Raises WaveStalled if a call before has given
     up waiting: its tokens are none."""
     rows, vocab = logits.shape
@@ -120,7 +120,7 @@ def draw_limited(logits: Tensor, uniform: Tensor, draws: Tensor) -> Tensor:
     share = triton.cdiv(triton.cdiv(vocab, blocks), 4) * 4
     set_words = words_of_sets(blocks)
     pieces = triton.cdiv(vocab, PIECE)
-    most = most_of_pieces(logits)
+    most = max_of_pieces(logits)
     state = _state(device, blocks, rows, set_words)
     launch_kernel(
         draw_limited_kernel,
@@ -141,7 +141,7 @@ def draw_limited(logits: Tensor, uniform: Tensor, draws: Tensor) -> Tensor:
         MOST=max(32 * _WARPS, triton.next_power_of_2(pieces)),
         XW=_WARPS,
         num_warps=_WARPS,
-        # All blocks are on the card at once, as they wait for each other.
+        # All blocks are on the GPU at once, as they wait for each other.
         launch_cooperative_grid=True,
     )
     return tokens

@@ -1,10 +1,10 @@
-"""One token a row of logits, the likeliest or one drawn, in two or three launches that share no state with other calls.
+"""One token a row of logits, greedy or sampled, in two or three launches that share no state with other calls.
 
-A row is cut in pieces, a program each, so that a single row keeps many multiprocessors busy; PyTorch's reductions and
-sums give it to one. What is found in the pieces, a program a row puts together. The likeliest: an entry is one 64-bit
+A row is cut in pieces, a program each, so that a single row keeps many SMs busy; PyTorch's reductions and
+sums give it to one. What is found in the pieces, a program a row puts together. The most likely: an entry is one 64-bit
 number, ordered as logits are in its high word and falling with its index in its low one, so that the greatest is the
 first of equals. A draw: see op.py; sums of whole numbers, the same in any order. Bound: the launches' own time; the
-logits come from the second-level cache, where the step that made them left them.
+logits come from L2, where the step that made them left them.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ def _best_of_row(best_ptr, token_ptr, pieces, MOST: tl.constexpr):
 
 
 @triton.jit
-def _most_of_piece(logits_ptr, most_ptr, vocab, stride, PIECE: tl.constexpr):
+def _max_of_piece(logits_ptr, max_ptr, vocab, stride, PIECE: tl.constexpr):
     row, piece = tl.program_id(0), tl.program_id(1)
     logits = _logits(logits_ptr, row, _entries(piece, PIECE), vocab, stride)
-    tl.store(most_ptr + row * tl.num_programs(1) + piece, tl.max(logits, axis=0))
+    tl.store(max_ptr + row * tl.num_programs(1) + piece, tl.max(logits, axis=0))
 
 
 @triton.jit
 def _weights(
-    logits_ptr, most_ptr, temperature_ptr, min_p_ptr, row, index, pieces, vocab, stride, UNIT: tl.constexpr,
+    logits_ptr, max_ptr, temperature_ptr, min_p_ptr, row, index, pieces, vocab, stride, UNIT: tl.constexpr,
     MOST: tl.constexpr,
 ):  # fmt: skip
     """int64: probabilities over the row's largest, in 1 / UNIT; 0 below min_p and beyond the row."""
     logits = _logits(logits_ptr, row, index, vocab, stride)
     temperature = tl.load(temperature_ptr + row)
     other = tl.arange(0, MOST)
-    most = tl.max(tl.load(most_ptr + row * pieces + other, mask=other < pieces, other=float("-inf")), axis=0)
+    most = tl.max(tl.load(max_ptr + row * pieces + other, mask=other < pieces, other=float("-inf")), axis=0)
     # Division keeps the order, so the largest quotient is the largest logit's.
     apart = tl.div_rn(logits, temperature) - tl.div_rn(most, temperature)
     weight = tl.exp(apart.to(tl.float64)) * UNIT
@@ -79,20 +79,20 @@ def _weights(
 
 @triton.jit
 def _sum_of_piece(
-    logits_ptr, most_ptr, temperature_ptr, min_p_ptr, sum_ptr, vocab, stride, UNIT: tl.constexpr, PIECE: tl.constexpr,
+    logits_ptr, max_ptr, temperature_ptr, min_p_ptr, sum_ptr, vocab, stride, UNIT: tl.constexpr, PIECE: tl.constexpr,
     MOST: tl.constexpr,
 ):  # fmt: skip
     row, piece = tl.program_id(0), tl.program_id(1)
     pieces = tl.num_programs(1)
     index = _entries(piece, PIECE)
-    weight = _weights(logits_ptr, most_ptr, temperature_ptr, min_p_ptr, row, index, pieces, vocab, stride, UNIT, MOST)
+    weight = _weights(logits_ptr, max_ptr, temperature_ptr, min_p_ptr, row, index, pieces, vocab, stride, UNIT, MOST)
     tl.store(sum_ptr + row * pieces + piece, tl.sum(weight, axis=0))
 
 
 # A row of uniform numbers lies at any multiple of 8 bytes: no build of its own for every second one.
 @triton.jit(do_not_specialize_on_alignment=["uniform_ptr"])
 def _draw_of_row(
-    logits_ptr, most_ptr, temperature_ptr, min_p_ptr, sum_ptr, uniform_ptr, token_ptr, pieces, vocab, stride,
+    logits_ptr, max_ptr, temperature_ptr, min_p_ptr, sum_ptr, uniform_ptr, token_ptr, pieces, vocab, stride,
     UNIT: tl.constexpr, PIECE: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -106,13 +106,13 @@ def _draw_of_row(
     piece = tl.sum((tl.cumsum(sums, axis=0) <= target).to(tl.int32), axis=0)
     before = tl.sum(tl.where(number < piece, sums, 0), axis=0)
     index = _entries(piece, PIECE)
-    weight = _weights(logits_ptr, most_ptr, temperature_ptr, min_p_ptr, row, index, pieces, vocab, stride, UNIT, MOST)
+    weight = _weights(logits_ptr, max_ptr, temperature_ptr, min_p_ptr, row, index, pieces, vocab, stride, UNIT, MOST)
     place = tl.sum((before + tl.cumsum(weight, axis=0) <= target).to(tl.int32), axis=0)
     tl.store(token_ptr + row, (piece * PIECE + place).to(tl.int64))
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """float32 [rows, vocab], last axis contiguous -> int64 [rows]: the first of the likeliest."""
+    """float32 [rows, vocab], last axis contiguous -> int64 [rows]: the first of the most likely."""
     rows, vocab = logits.shape
     pieces = triton.cdiv(vocab, PIECE)
     best = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
@@ -123,24 +123,24 @@ def greedy(logits: Tensor) -> Tensor:
     return tokens
 
 
-def most_of_pieces(logits: Tensor) -> Tensor:
+def max_of_pieces(logits: Tensor) -> Tensor:
     """float32 [rows, vocab], last axis contiguous -> float32 [rows, pieces], the highest of each PIECE of a row
     but for what is no number."""
     rows, vocab = logits.shape
     grid = rows, triton.cdiv(vocab, PIECE)
     most = torch.empty(grid, dtype=torch.float32, device=logits.device)
     if rows:
-        launch_kernel(_most_of_piece, grid, logits, most, vocab, logits.stride(0), PIECE=PIECE, num_warps=8)
+        launch_kernel(_max_of_piece, grid, logits, most, vocab, logits.stride(0), PIECE=PIECE, num_warps=8)
     return most
 
 
 def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, min_p: Tensor, unit: float) -> Tensor:
     """float32 [rows, vocab], last axis contiguous -> int64 [rows], each drawn at uniform (float64 [rows]) of the whole
-    vocabulary but for what is less likely than min_p (float64 [rows]) times the likeliest. temperature: float32 [rows].
-    unit: whole numbers that the likeliest's probability is."""
+    vocabulary but for what is less likely than min_p (float64 [rows]) times the best. temperature: float32 [rows].
+    unit: whole numbers that the most likely token's probability is."""
     rows, vocab = logits.shape
     pieces = triton.cdiv(vocab, PIECE)
-    most = most_of_pieces(logits)
+    most = max_of_pieces(logits)
     sums = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:

@@ -1,6 +1,6 @@
 """A streaming sum in Triton.
 
-Persistent: a few programs a multiprocessor stride over the buffer together, so that at any moment they read
+Persistent: a few programs an SM stride over the buffer together, so that at any moment they read
 neighbouring blocks. Every thread of a program's 8 warps has BLOCK / 1024 independent 16-byte loads in flight before the
 first addition, its partial sums stay in registers, and a program writes one number at its end. Nothing is read twice,
 so blocks leave the caches first. Bound: memory alone.

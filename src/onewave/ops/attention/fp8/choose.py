@@ -69,7 +69,7 @@ def _refusal(call: Fp8Call) -> str | None:
     if capability != _HOPPER:
         return f"products in float8 need sm_90, and this is sm_{capability[0]}{capability[1]}"
     if call.backend != "gluon" and not swept("float8_e4m3fn", _SWEPT_HEAD_DIM):
-        return "its sweep on a card has not covered float8"
+        return "its sweep on a GPU has not covered float8"
     missing = None if call.described is not None else _missing()
     return undescribable(call.q, call.k, call.v) if missing is None else missing
 

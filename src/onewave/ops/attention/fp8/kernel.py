@@ -1,8 +1,8 @@
 """Attention in float8 (e4m3) on Hopper (sm_90): hopper/kernel.py's programs, tiles and masks, with products in fp8.
 
 What differs. Products of fp8 want both operands with the summed axis contiguous: Q and K lie so, V does not, so a
-kernel before this one writes V^T, tile by tile of BN keys, zeros where nobody sees a key. It also puts the 16 keys of a
-group into the order in which a thread holds its scores: then P goes from the scores' registers to the next product's
+kernel before this one writes V^T, tile by tile of BN keys, zeros where no query sees a key. It also puts the 16 keys of
+a group into the order in which a thread holds its scores: then P goes from the scores' registers to the next product's
 without leaving its thread.
 
 P's exponentials are not computed. From one power of two to the next e4m3's bits count eighths, so as a function of the
@@ -22,7 +22,7 @@ is added to the output in float32, by the multiply-add that rescales it to the t
 stand in the exponent (Q's times K's) and in the last division (V's). A product takes half of bf16's time and the rest
 as long as ever, so a warpgroup does one thing after another, and its products run under the others' softmax: there are
 three, and nothing holds them in step; each lets go by the key tiles that none of its rows sees. No operand of fp8 lives
-from one step to the next (such a one would be taken apart into bytes). Bound: power and a warp's latencies. See
+from one step to the next (the compiler would split such a one into bytes). Bound: power and a warp's latencies. See
 docs/log/float8-attention.md. Source: Shah et al. 2024, arXiv:2407.08608.
 
 Constants:
@@ -98,7 +98,7 @@ def turn_values(
     """turned[batch, head, tile] = V^T of the tile's keys, [D, BN] bytes; program ids: batch * tiles + tile, head.
 
     v: bytes; strides in elements. Key n = 16 a + 8 b + 2 c + d of a tile stands at 16 a + 4 c + 2 b + d. Packed: tiles
-    of sequence s are those from starts_k[s] // BN + s on. Zeros from keys and columns that nobody sees.
+    of sequence s are those from starts_k[s] // BN + s on. Zeros from keys and columns that no query sees.
     """
     tile, head, batch = tl.program_id(0) % tiles, tl.program_id(1), tl.program_id(0) // tiles
     start = tile * 0
@@ -198,7 +198,7 @@ def in_order(p, layout: gl.constexpr, BN: gl.constexpr):
 
 @gluon.jit
 def rounded(p):
-    """Exponentials as e4m3, four at a time: in the order of scores they would be taken apart and put together again."""
+    """Exponentials as e4m3, four at a time: in the order of scores the compiler would split and rebuild them."""
     return gl.inline_asm_elementwise(_ROUND, "=r,r,r,r,r", [p], dtype=gl.float8e4nv, is_pure=True, pack=4)
 
 
@@ -213,7 +213,7 @@ def weights_of(bits):
 @gluon.jit
 def sums_of(weights, BN: gl.constexpr):
     """Float16 [64, BN] in the operand's order -> float32 [64, 4]; every sum stays in its thread."""
-    # Pairs last: so a multiprocessor adds two at a time.
+    # Pairs last: so an SM adds two at a time.
     pairs = gl.sum(gl.sum(weights.reshape([64, BN // 16, 4, 2, 2]), 1), 2)
     return gl.sum(pairs.to(gl.float32), 2)
 

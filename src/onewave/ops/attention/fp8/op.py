@@ -50,9 +50,9 @@ def attention_fp8(
     [batch, heads, Sq] or [heads, tokens].
 
     backend: auto, gluon (Hopper's kernel: products in float8, sums and the output in float32; a scratch copy of the
-    values), reference (everything in float32). auto is gluon where a sweep on a card has covered it (tuned.json) and
+    values), reference (everything in float32). auto is gluon where a sweep on a GPU has covered it (tuned.json) and
     TMA can address the tensors; elsewhere, and on a CPU, attention of dequantised copies, in float32 on a CPU and in
-    bfloat16 on a card.
+    bfloat16 on a GPU.
 
     Hopper's kernel weighs values by e4m3 numbers, of 128 keys at a time relative to their highest score. Without
     return_lse their bits come straight from scores: within 8 % of what they should be down to 2^-14.75 of that score's

@@ -69,7 +69,7 @@ def refusal(facts: Facts) -> str | None:
         return f"head_dim {facts.head_dim}: below {_NARROWEST} the Hopper kernel, which pads to 64, gains nothing"
     dtype = str(facts.dtype).removeprefix("torch.")
     if not facts.asked_for and not swept(dtype, facts.head_dim):
-        return f"the Hopper kernel's sweep on a card has not covered {dtype} with head_dim {facts.head_dim}"
+        return f"the Hopper kernel's sweep on a GPU has not covered {dtype} with head_dim {facts.head_dim}"
     return None
 
 
@@ -105,9 +105,9 @@ def plan_hopper(facts: Facts, work: Work) -> AttentionChoice:
 
 def why_dealt(plan: Schedule) -> tuple[Reason, ...]:
     """How a Schedule's tiles are dealt."""
-    how = because("as many programs as {} of the card's SMs share the tiles", plan.programs)
+    how = because("as many programs as {} of the GPU's SMs share the tiles", plan.programs)
     if plan.order == "sorted":
-        sorts = because("a kernel sorts tiles by length first, and whoever is free takes the next")
+        sorts = because("a kernel sorts tiles by length first, and a free program takes the next")
         return how, sorts, because("{} heads together", plan.section)
     if plan.work.sequences is not None:
         turns = "as sequences follow, {} heads together, every other turn the other way round"
@@ -116,5 +116,5 @@ def why_dealt(plan: Schedule) -> tuple[Reason, ...]:
         return how, because("tiles as long as each other, head by head")
     if plan.order == "table":
         end = f", of the last {plan.section * plan.last} together" if plan.last > 1 else ""
-        return how, because("longest rows of {} heads first{}, each to whoever has least to do", plan.section, end)
+        return how, because("longest rows of {} heads first{}, each to the least busy program", plan.section, end)
     return how, because("longest rows of {} heads first, every other turn the other way round", plan.section)

@@ -1,19 +1,19 @@
 """The attention kernel of Hopper (sm_90): TMA, asynchronous wgmma, warp-specialised, persistent; in Gluon.
 
-A program is one SM. Its tiles of work are fixed before: by a table dealt on the host, each tile to whoever has least;
-or as position k * programs + p of round k, p turned round every other round, so that with tiles sorted by length each
-program gets as much (LPT's effect in closed form). Packed sequences' tiles are sorted by a kernel before this one, and
-taken from a queue by whoever is free. A tile is WARPGROUPS x 64 queries of one head. Tiles are ordered in sections of G
+A program is one SM. Its tiles of work are fixed before: by a table dealt on the host, each tile to the least busy
+program; or as position k * programs + p of round k, p turned round every other round, so that with tiles sorted by
+length each program gets as much (LPT's effect in closed form). Packed sequences' tiles are sorted by a kernel before
+this one, and taken from a queue by free programs. A tile is WARPGROUPS x 64 queries of one head. Tiles are ordered in sections of G
 heads whose K and V fit the L2, longest first inside.
 
 One warp loads (hopper/load.py): Q K0 K1 V0 K2 V1 ..., as they are used, into a ring of K and one of V
 (mbarriers "full" and "free" a slot), Q into two buffers that alternate over tiles. It alone looks for tiles, and posts
 what it finds in shared memory before Q's barriers; a tile's successor is found, and its Q asked for, when the tile has
-begun. Another warp stores: outputs leave through Q's buffer and TMA, and nobody else waits for them. The warpgroups
+begun. Another warp stores: outputs leave through Q's buffer and TMA, and no other warp waits for them. The warpgroups
 each own 64 rows: Q, S, P and the output stay in registers; the product of the next K tile runs under the exponentials
 and under P V of the last one, and the first product of the next tile under the end of this one; with ping-pong so do
-its first exponentials. A tile's first product with values does not look at what the accumulator holds, so nobody writes
-zeros there. A warpgroup without rows (the last of a sequence) only keeps step. Ping-pong: named barriers let one
+its first exponentials. A tile's first product with values does not look at what the accumulator holds, so it is not
+set to zero. A warpgroup without rows (the last of a sequence) only keeps step. Ping-pong: named barriers let one
 warpgroup issue its products while another computes exponentials; the turn is passed on half way through P V, as the
 other one needs a moment to begin.
 
@@ -292,7 +292,7 @@ def consume(wg, problem):
             q = loaded_q
         else:
             q = problem.sq.index(slot * W + wg)
-        # Rounded only here: bfloat16 carried from one turn of this loop to the next is taken apart and put together.
+        # Rounded only here: bfloat16 carried from one turn of this loop to the next is split and rebuilt.
         p = gl.convert_layout(pn.to(problem.q.dtype), LP)
         row_place = (first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LS)))[:, None]
         lane = gl.arange(0, BN, layout=gl.SliceLayout(0, LS))[None, :]

@@ -20,7 +20,7 @@ from onewave.ops.attention.plan import AttentionChoice
 
 _LOG2E = math.log2(math.e)
 # A place plus a side stays inside 32 bits.
-_MOST_KEYS = 1 << 30
+_MAX_KEYS = 1 << 30
 # Exponents of two that P may reach before its row is rescaled. float16 ends at 2^16; with bf16, P, sums and P V stay
 # within float32 for any |v| below 2^60 (and begin below 1: hopper/softmax.py).
 _HEADROOM = {torch.float16: 12, torch.bfloat16: 40}
@@ -50,7 +50,7 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
             return write_zeros(call, result)
     columns, constants = choice.width, config(choice.width)
     sequences, (starts_q, starts_k) = work.sequences or 0, call.starts
-    longest = _MOST_KEYS if packed is None else packed.max_seqlen_q
+    longest = _MAX_KEYS if packed is None else packed.max_seqlen_q
     # What sorts packed tiles leaves their order in the scratch.
     with held(q.device) if plan.order == "sorted" else nullcontext():
         order, which, rounds = order_of(plan, call, queue=True)
@@ -88,8 +88,8 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
             plan.tiles,
             rounds,
             work.shift,
-            min(wanted.left or 0, _MOST_KEYS),
-            min(_MOST_KEYS if wanted.right is None else wanted.right, _MOST_KEYS),
+            min(wanted.left or 0, _MAX_KEYS),
+            min(_MAX_KEYS if wanted.right is None else wanted.right, _MAX_KEYS),
             2,
             wanted.scale * _LOG2E,
             2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),

@@ -66,7 +66,7 @@ def fetch(problem, descriptor, page_rows, buffer, full, batch, kv_head, start_k,
         for piece in range(problem.phases * (BN // ROWS) // 2):
             key = tile * BN + piece * ROWS
             nth = key // PAGE
-            # What a table says of pages that nobody sees is not read.
+            # What a table says of pages that no query sees is not read.
             seen = (key < num_keys) & (nth * PAGE + PAGE > first)
             page = gl.load(table + nth, mask=seen, other=0)
             used = gl.where(seen, gl.minimum(num_keys - nth * PAGE, PAGE), 0)
@@ -136,7 +136,7 @@ def post_next(problem, turn, tile):
         for w in gl.static_range(W):
             mbarrier.wait(bq.index(QS * W + b + w), ((tile // QS) & 1) ^ 1)
         post(problem.posts, slot, EXISTS, 0)
-        # Nobody shall have to ask whether the other words mean anything.
+        # No reader has to ask whether the other words mean anything.
         post(problem.posts, slot, FIRST, 0)
         post(problem.posts, slot, NUM_KEYS, 0)
         post(problem.posts, slot, SHIFT, 0)

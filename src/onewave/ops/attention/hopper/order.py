@@ -1,8 +1,8 @@
 """Which program of the Hopper kernel takes which tile, as memory on the device: dealt tables and sorted slots.
 
 A table is made once a shape and stream and kept: it travels through pinned memory without a synchronisation. Where a
-CUDA graph is recorded, one that an eager call made before is taken; without one the closed form serves. Who takes a
-tile changes no bit.
+CUDA graph is recorded, one that an eager call made before is taken; without one the closed form serves. The program
+of a tile changes no bit.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from onewave.ops.attention.hopper.plan import Schedule, dealt
 
 CLOSED, TABLE, SORTED, QUEUE = 0, 1, 2, 3
 """ORDER of hopper/kernel.py."""
-_MOST_TABLES = 256
-_MOST_KEYS = 1 << 30
+_MAX_TABLES = 256
+_MAX_KEYS = 1 << 30
 _SLOTS_A_PROGRAM = 32
 
 _Key = tuple[object, ...]
@@ -53,7 +53,7 @@ def order_of(plan: Schedule, call: AttentionCall, *, queue: bool = False) -> tup
             sort_slots, (programs,),
             order, *call.starts, sequences, sequences.bit_length() + 1, plan.slots,
             min(packed.max_seqlen_q, plan.work.num_queries),
-            min(wanted.left or 0, _MOST_KEYS), min(wanted.right or 0, _MOST_KEYS), BM=plan.rows, BN=plan.keys,
+            min(wanted.left or 0, _MAX_KEYS), min(wanted.right or 0, _MAX_KEYS), BM=plan.rows, BN=plan.keys,
             TOP_LEFT=wanted.top_left, LEFT=wanted.left is not None, RIGHT=wanted.right is not None,
             MINE=_SLOTS_A_PROGRAM, OTHERS=128, num_warps=4,
         )  # fmt: skip
@@ -79,7 +79,7 @@ def _table(plan: Schedule, device: torch.device) -> Tensor | None:
         if stream not in made:
             pinned = _host_table(plan).pin_memory()
             made[stream] = (pinned.to(device, non_blocking=True), pinned)
-        if len(_tables) > _MOST_TABLES:
+        if len(_tables) > _MAX_TABLES:
             _tables.popitem(last=False)
         return made[stream][0]
 

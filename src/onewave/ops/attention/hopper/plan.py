@@ -16,16 +16,16 @@ import torch
 PAGE_SIZES = (16, 32, 64, 128, 256)
 
 # K and V of the heads that are walked together: inside an H200's L2, and where tiles can be dealt one by one so little
-# that its halves may both hold them. (Of 2 to 32 MB, 4 to 8 were the fastest; on a card at its power limit the way of
+# that its halves may both hold them. (Of 2 to 32 MB, 4 to 8 were the fastest; on a GPU at its power limit the way of
 # keys and values counts even where nothing waits for it.)
 _SECTION_BYTES, _DEALT_SECTION_BYTES = 32 << 20, 8 << 20
 # Enough to see how turns and sections beat against each other, and still about a millisecond.
 _TILES_TRIED = 8192
 # A table costs the host one to four microseconds a tile, once a shape; with more turns the closed form is even enough.
-_MOST_DEALT, _MOST_TURNS = 8192, 64
+_MAX_DEALT, _MAX_TURNS = 8192, 64
 # Sections at the end that a table deals as one, and no more than hold _SECTION_BYTES: where a section has few tiles,
 # the last one can't make up for what the others left uneven.
-_MOST_LAST = 8
+_MAX_LAST = 8
 # Heads of packed sequences that are walked together. In turns: enough that sorted tiles come out even, and a long
 # sequence's keys and values of so many heads still fit the L2. From a queue tiles come out even anyway.
 _PACKED_SECTION, _QUEUED_SECTION = 8, 2
@@ -33,7 +33,7 @@ _SPILLED_WITH = 3
 # Without a limit to the right: share of the SMs that take part at least (120 of 132 were measured).
 _FEWEST_PROGRAMS = 7 / 8
 # Turns from which on packed tiles are worth a kernel that sorts them, and the most slots that it sorts.
-_SORTED_TURNS, _MOST_SORTED = 8, 8192
+_SORTED_TURNS, _MAX_SORTED = 8, 8192
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def knows_limit(columns: int, *, packed: bool) -> bool:
 
 
 def swept(dtype: str, head_dim: int) -> bool:
-    """Whether a sweep against the reference has passed on a card."""
+    """Whether a sweep against the reference has passed on a GPU."""
     return head_dim in _table()["swept"]["head_dims"].get(dtype, ())
 
 
@@ -148,7 +148,7 @@ def schedule(
     programs = min(slots * heads, num_sms)
     if packed:
         plain = Schedule(work, _together(heads, group, _PACKED_SECTION), slots, programs, rows, keys)
-        if plain.turns < _SORTED_TURNS or slots > _MOST_SORTED:
+        if plain.turns < _SORTED_TURNS or slots > _MAX_SORTED:
             return plain
         section = _together(heads, group, _QUEUED_SECTION) if queue else plain.section
         return replace(plain, section=section, order="sorted")
@@ -167,7 +167,7 @@ def schedule(
     tried = [(n, p) for n in reversed(sections) for p in sorted(fewer, reverse=True)]
     section, fewest = min(tried, key=lambda pair: busiest(costs, heads, *pair))
     plain = replace(plain, section=section, programs=fewest)
-    if not 1 < plain.turns <= _MOST_TURNS or plain.tiles > _MOST_DEALT:
+    if not 1 < plain.turns <= _MAX_TURNS or plain.tiles > _MAX_DEALT:
         return plain
     return _or_by_table(plain, programs, costs, sections, head_bytes)
 
@@ -196,7 +196,7 @@ def _or_by_table(plain: Schedule, programs: int, costs: list[float], sections: l
     most = max(sections[0], _DEALT_SECTION_BYTES // max(1, head_bytes))
     # The two largest sections: most are even, and more heads share the L2 in smaller ones.
     tables = {
-        n: _shares(costs, heads, n, programs, min(_MOST_LAST, _SECTION_BYTES // max(1, n * head_bytes)))
+        n: _shares(costs, heads, n, programs, min(_MAX_LAST, _SECTION_BYTES // max(1, n * head_bytes)))
         for n in sorted((n for n in sections if n <= most), reverse=True)[:2]
     }
     # Each without, and then what else there is of each.
@@ -226,7 +226,7 @@ def tile_costs(plan: Schedule) -> list[float]:
 
 
 def _deal(costs: list[float], heads: int, section: int, last: int, programs: int) -> list[list[int]]:
-    """Positions of each program's tiles: each goes to whoever has least, as a queue would do it.
+    """Positions of each program's tiles: each goes to the program with the least work, as a queue would do it.
 
     They go by as they are numbered, but those of the last `last` sections the longest first. costs: of a head's tiles.
     """
@@ -270,7 +270,7 @@ def dealt(plan: Schedule) -> tuple[tuple[int, ...], ...]:
 
 
 def busiest(costs: list[float], heads: int, section: int, programs: int) -> float:
-    """Share of all work, times `programs` of the card, that the busiest program has: time, in arbitrary units.
+    """Share of all work, times `programs` of the GPU, that the busiest program has: time, in arbitrary units.
 
     costs: of a head's tiles, in order.
     """

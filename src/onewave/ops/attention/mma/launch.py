@@ -14,7 +14,7 @@ from onewave.ops.attention.plan import AttentionChoice
 _LOG2E = math.log2(math.e)
 _PIECE, _PIECE_BYTES = 8, 16
 # A place plus a side stays inside 32 bits.
-_MOST_KEYS = 1 << 30
+_MAX_KEYS = 1 << 30
 _ALL_REGISTERS = 255
 
 
@@ -49,8 +49,8 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
         k.shape[2],
         choice.tiles,
         wanted.shift(num_queries, k.shape[2]) if packed is None else 0,
-        min(wanted.left or 0, _MOST_KEYS),
-        min(wanted.right or 0, _MOST_KEYS),
+        min(wanted.left or 0, _MAX_KEYS),
+        min(wanted.right or 0, _MAX_KEYS),
         wanted.scale * _LOG2E,
         2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
         _LOG2E * (wanted.softcap or 1.0),

@@ -115,7 +115,7 @@ def attend(
         elif BIAS == 2:
             given = bias.to(tl.float32)
             added = given * 1.4426950408889634
-            # The least and the greatest finite number hide nothing, as whoever masks with the least relies on.
+            # The least and the greatest finite number hide nothing, as a caller that masks with the least relies on.
             added = tl.where((given > float("-inf")) & (added < -_GREATEST), -_GREATEST, added)
             added = tl.where((given < float("inf")) & (added > _GREATEST), _GREATEST, added)
             # A hidden key may hold NaN.

@@ -25,15 +25,15 @@ def plan_portable(facts: Facts, *, not_hopper: str | None = None) -> AttentionCh
     capability, head_dim, group = facts.capability, facts.head_dim, facts.group
     if capability < _FIRST:
         got = f"sm_{capability[0]}{capability[1]}"
-        raise UnsupportedError("attention: card", got=got, allowed="sm_80 and newer", next='Use backend="torch".')
+        raise UnsupportedError("attention: GPU", got=got, allowed="sm_80 and newer", next='Use backend="torch".')
     width = 1 << (head_dim - 1).bit_length()
-    most_rows, block_n, warps, stages = _tile(width, capability)
+    max_rows, block_n, warps, stages = _tile(width, capability)
     limit = _LARGE_SHARED.get(capability, _SMALL_SHARED)
-    if _shared_bytes(most_rows, block_n, width, 1) > limit:
-        most_rows = 64
-    packed = group if facts.num_queries < most_rows else 1
+    if _shared_bytes(max_rows, block_n, width, 1) > limit:
+        max_rows = 64
+    packed = group if facts.num_queries < max_rows else 1
     rows = facts.num_queries * packed
-    block_m = 64 if rows <= 64 else most_rows
+    block_m = 64 if rows <= 64 else max_rows
     if block_m == 64:
         warps = 4
     # Numbers of 4 bytes are copied ahead one by one, whatever their strides, each stage but the one in use. Narrower

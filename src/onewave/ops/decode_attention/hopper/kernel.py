@@ -1,12 +1,12 @@
 """Split-KV decode attention on Hopper (sm_90), in Gluon: one warp streams keys and values, four others work on them.
 
 Work, splits, partial results and every rounding are those of split_kv_impl: a row gets the same bits from either
-kernel, so whoever chooses between them is free to. What differs is how the bytes come.
+kernel, so either may be chosen. What differs is how the bytes come.
 
 Both partitions begin before the launch before has ended, wait for that by themselves, and find out by themselves which
 rows and keys are theirs. Of a call's only row everything follows from its length: it is worked out from the length of
 before the wait, and behind it only if that has changed. While the workers wait, where keys lie one after another, the
-program's first tile comes into the second-level cache (bring_nearer).
+program's first tile comes into L2 (bring_nearer).
 
 loader (1 warp)    goes over the program's list of rows and their tiles of BLOCK_N keys by itself, and has TMA bring
                    each into one of STAGES places of shared memory as soon as it is free, at most FLIGHT tiles under
@@ -182,7 +182,7 @@ def consume(c):
                 at = start + lane_of_values
                 v_t = gl.where(((at >= first_key) & (at < end))[None, :], v_t, 0.0)
             c.weights.store(weight.to(DTYPE))
-            # Nothing else puts the copy engine's next write to this place behind the loads of the tile.
+            # Nothing else puts TMA's next write to this place behind the loads of the tile.
             fence_async_shared()
             gl.thread_barrier()
             # All have read the tile.
@@ -328,7 +328,7 @@ def stream_kernel(
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # Where nothing is guessed no barrier for it: one that nobody waits for would be taken for another's memory.
+    # Where nothing is guessed no barrier for it: one without a wait would be taken for another's memory.
     GUESSES: gl.constexpr = PAGING == 0 and not FUSED
     sure = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout()) if GUESSES else empty
     tops = gl.allocate_shared_memory(gl.float32, [4, BLOCK_M], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))

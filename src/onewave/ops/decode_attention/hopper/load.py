@@ -76,7 +76,7 @@ def pages_of_tile(c, row, start, first_key, end):
 
 @gluon.jit
 def worked_out(number):
-    """The first lane's number, int32, worked out here: ptxas would do that where somebody needs it, and so put most of
+    """The first lane's number, int32, worked out here: ptxas would do that where it is needed, and so put most of
     what finds a program's share behind the wait for the launch before."""
     return gl.inline_asm_elementwise(
         "{ .reg .pred p; shfl.sync.idx.b32 $0, $1, 0, 31, -1; setp.eq.s32 p, $0, -7; @p nanosleep.u32 0; }",
@@ -196,5 +196,5 @@ def load_tiles(c):
             slot, phase = next_place(slot, phase, c.STAGES)
     if c.GUESSES:
         if first_row > last_row:
-            # No row, so nobody waits; but what was guessed must have come before the program ends.
+            # No row, so no warp waits; but what was guessed must have come before the program ends.
             settle(c, gl.to_tensor(False), guessed)

@@ -144,7 +144,7 @@ def own_share(c, EARLY: gl.constexpr = False):
     end of the program's piece of the list).
 
     Each partition finds out by itself: handing it over would take longer. EARLY: whether lengths may be those of
-    before the wait, which then stay out of the first-level cache.
+    before the wait, which then stay out of L1.
     """
     extra: gl.constexpr = 1 if c.FUSED else 0
     # Every warp has all rows: no sum over them crosses warps.
@@ -202,9 +202,9 @@ def early_part(c):
 @gluon.jit
 def bring_nearer(c, row, begin, end):
     """Have the first tile of a row's keys and values from `begin` on, but none from `end` on, brought into the
-    second-level cache while the launch before ends: their columns in whole pieces of 64.
+    L2 while the launch before ends: their columns in whole pieces of 64.
 
-    Lengths may yet change, and so may keys and values: the second-level cache is where all multiprocessors agree, and
+    Lengths may yet change, and so may keys and values: L2 is where all SMs agree, and
     nothing is read before the wait but to know what to ask for.
     """
     kv_head = gl.program_id(1).to(gl.int64)

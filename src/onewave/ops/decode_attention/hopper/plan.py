@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onewave.ops.decode_attention.triton.plan import MOST_ROWS_LOOKED_AT, DecodePlan
+from onewave.ops.decode_attention.triton.plan import MAX_ROWS_LOOKED_AT, DecodePlan
 
 _ALIGNED_BYTES = 16
-_MOST_STRIDE = 1 << 39
+_MAX_STRIDE = 1 << 39
 _DTYPES = (torch.float16, torch.bfloat16)
 _HEAD_DIMS = (64, 128)
 # TMA's boxes of pages have whole rows of the 128-byte pattern in which shared memory repeats.
 _SMALLEST_PAGE = 8
 # Keys of a program that are soon read.
-_FEW_KEYS = 512
+_SHORT_ROW_KEYS = 512
 # (rows, registers in which the loading warp works out its share of so many without a spill; 64 are too few for 256).
-_LOADER = ((64, 40), (128, 48), (MOST_ROWS_LOOKED_AT, 72))
+_LOADER = ((64, 40), (128, 48), (MAX_ROWS_LOOKED_AT, 72))
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def stream_tile(rows: int, capacity: int, shares: int) -> StreamTile:
     # rest (docs/log/decode-attention.md). A third buffer holds the tile being worked on, and a fourth hides how long
     # that takes. A program with a few tiles does without: with three buffers the next launch's programs can begin
     # beside this one's.
-    few = rows * capacity <= shares * _FEW_KEYS
+    few = rows * capacity <= shares * _SHORT_ROW_KEYS
     return StreamTile(3 if few else 4, 2, loader=next(registers for most, registers in _LOADER if rows <= most))
 
 
@@ -76,8 +76,8 @@ def refusal(call: StreamCall, plan: DecodePlan) -> str | None:
         return f"head_dim padded to {plan.block_d}: needs 33 to 128"
     if plan.block_m > 8:
         return f"{plan.block_m} query rows a KV head: takes up to 8"
-    if call.rows > MOST_ROWS_LOOKED_AT:
-        return f"{call.rows} rows: takes up to {MOST_ROWS_LOOKED_AT}, whose lengths a program looks at"
+    if call.rows > MAX_ROWS_LOOKED_AT:
+        return f"{call.rows} rows: takes up to {MAX_ROWS_LOOKED_AT}, whose lengths a program looks at"
     if call.paged and plan.block_n % call.block_size and call.block_size % plan.block_n:
         return f"pages of {call.block_size}: needs multiples or divisors of {plan.block_n} keys"
     if call.paged and call.block_size < _SMALLEST_PAGE:
@@ -90,7 +90,7 @@ def undescribable(*caches: Tensor) -> str | None:
     for cache in caches:
         aligned = _ALIGNED_BYTES // cache.element_size()
         steps = zip(cache.shape[:-1], cache.stride()[:-1], strict=True)
-        rows = all(n == 1 or (0 < step < _MOST_STRIDE and step % aligned == 0) for n, step in steps)
+        rows = all(n == 1 or (0 < step < _MAX_STRIDE and step % aligned == 0) for n, step in steps)
         if not cache.numel():
             return "a cache without a single key: needs some"
         if cache.data_ptr() % _ALIGNED_BYTES or not rows:

@@ -13,17 +13,17 @@ from onewave.gpu.scratch import counters, scratch
 from onewave.ops.backends import load
 from onewave.ops.decode_attention.call import DecodeCall, Projection
 from onewave.ops.decode_attention.choose import DecodeChoice, steps
-from onewave.ops.decode_attention.triton.plan import MOST_ROWS_LOOKED_AT, DecodePlan
+from onewave.ops.decode_attention.triton.plan import MAX_ROWS_LOOKED_AT, DecodePlan
 from onewave.ops.decode_attention.triton.split_kv import split_kv_kernel
 
 LOG2E = 1.4426950408889634
 NO_WINDOW = 1 << 30
-MOST_REGISTERS = 255
+MAX_REGISTERS = 255
 # Keys that one instruction asks for where they lie side by side.
 _KEYS_AT_ONCE = 8
 _NO_PROJECTION = Projection(None, None, None, None, None, None, None, max_bound=0.0, min_bound=0.0)
 # A tile, and those that are loaded ahead.
-_MOST_KEYS_PAST = 1024
+_MAX_KEYS_PAST = 1024
 
 
 def run(call: DecodeCall, choice: DecodeChoice) -> tuple[Tensor, Tensor | None]:
@@ -39,7 +39,7 @@ def run(call: DecodeCall, choice: DecodeChoice) -> tuple[Tensor, Tensor | None]:
     block_table, k_scale, v_scale, sinks = map(_dense, (call.block_table, call.k_scale, call.v_scale, call.sinks))
     num_kv_heads, block_size, capacity = v_cache.shape[1], v_cache.shape[2], choice.capacity
     plan, streams = choice.plan, choice.streams
-    many = rows > MOST_ROWS_LOOKED_AT
+    many = rows > MAX_ROWS_LOOKED_AT
     outputs, floats = _partial_floats(plan, rows, num_kv_heads)
     shared = plan.max_splits > 1 and not many  # whether a row may be several programs'
     room = scratch(out.device, floats if shared else 0)
@@ -112,7 +112,7 @@ def run(call: DecodeCall, choice: DecodeChoice) -> tuple[Tensor, Tensor | None]:
         KV_SCALES=k_scale is not None, NARROW=narrow(k_cache, v_cache), TRIGGER=plan.trigger,
         AHEAD=plan.ahead if at_once else 0, AT_ONCE=at_once,
         # Told that it may, ptxas uses more registers, and schedules loads earlier, without leaving any out of them.
-        num_warps=plan.num_warps, maxnreg=MOST_REGISTERS, **({"launch_pdl": True} if pdl else {}),
+        num_warps=plan.num_warps, maxnreg=MAX_REGISTERS, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return out, lse
 
@@ -137,7 +137,7 @@ def _partial_floats(plan: DecodePlan, rows: int, num_kv_heads: int) -> tuple[int
 
 
 def keys_at_once(k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None) -> int:
-    """Keys that one instruction brings into the second-level cache, 0 where the cache's form does not allow it."""
+    """Keys that one instruction brings into L2, 0 where the cache's form does not allow it."""
     if k_cache.ndim != 4 or not (block_table is None or block_table.shape[1] == 1):
         return 0
     item, head_dim = k_cache.element_size(), k_cache.shape[3]
@@ -151,9 +151,9 @@ def narrow(k_cache: Tensor, v_cache: Tensor) -> bool:
     """Whether 32 bits count the elements of a head in a block, those of a tile that reaches past it included."""
     packed = k_cache.ndim == 5
     k_stride, v_stride = k_cache.stride(3 if packed else 2), v_cache.stride(2)
-    most_keys = v_cache.shape[2] + _MOST_KEYS_PAST
+    max_keys = v_cache.shape[2] + _MAX_KEYS_PAST
     chunks = k_cache.shape[2] * k_cache.stride(2) if packed else 0
-    return max(most_keys * k_stride + chunks, most_keys * v_stride) + v_cache.shape[3] < 1 << 31
+    return max(max_keys * k_stride + chunks, max_keys * v_stride) + v_cache.shape[3] < 1 << 31
 
 
 def _paging(plan: DecodePlan, block_table: Tensor | None, block_size: int) -> int:

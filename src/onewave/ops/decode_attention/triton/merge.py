@@ -120,7 +120,7 @@ def merged(
 ):
     """(maxima, sums, outputs [dims, slots]) of query rows `slot` of a tile: their partials folded in order.
 
-    UNROLL partials are loaded at a time, past the first-level cache, since other programs wrote them; what lies behind
+    UNROLL partials are loaded at a time, past L1, since other programs wrote them; what lies behind
     the last one is loaded, too (the scratch memory has room for it), and not counted. With a condition on every load
     ptxas folds the first partial before it asks for the last, and waits for memory twice.
     """

@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 # Rows whose lengths a program looks at to find its share; with more of them each row is one.
-MOST_ROWS_LOOKED_AT = 256
-# Programs that one row should give the card: about one for every SM of a large one.
+MAX_ROWS_LOOKED_AT = 256
+# Programs that one row should give the GPU: about one for every SM of a large one.
 _PROGRAMS_PER_ROW = 128
 _SMALLEST_SPLIT, _LARGEST_SPLIT = 64, 2048
 # Of keys and values that a program asks for while it still works on the row before: what it reads in about four
@@ -77,7 +77,7 @@ class DecodePlan:
 
     def shares(self, rows: int, num_sms: int) -> int:
         """Programs of a KV head (or of a tile of its query rows): the keys of all rows are shared among them."""
-        if rows > MOST_ROWS_LOOKED_AT:
+        if rows > MAX_ROWS_LOOKED_AT:
             return rows
         # Where a program has little to do, two on an SM hide each other's beginning and end.
         programs = num_sms * (2 if rows == 1 else 1)
@@ -85,7 +85,7 @@ class DecodePlan:
 
     def rows_looked_at(self, rows: int) -> int:
         """The kernels' ROWS: the length of their list of rows."""
-        return _power_of_two(min(rows, MOST_ROWS_LOOKED_AT))
+        return _power_of_two(min(rows, MAX_ROWS_LOOKED_AT))
 
     def split_of(self, length: int) -> int:
         """Keys of a split of a row of so many."""
@@ -140,7 +140,7 @@ def plan_decode(sizes: DecodeSizes) -> DecodePlan:
         num_kv_heads=num_kv_heads,
         # Tiles of many query rows multiply longer than they load, and have no registers to spare.
         ahead=_BYTES_AHEAD // (2 * block_d * sizes.kv_itemsize) // block_n * block_n if block_m <= 8 else 0,
-        # With its last loads under way a program leaves the memory to whoever comes next.
+        # With its last loads under way a program leaves the memory to the next one.
         trigger=4 * block_n,
     )
 

@@ -72,7 +72,7 @@ def row_loads(
 ):  # fmt: skip
     """What a row brings besides its keys: its queries, or with FUSED all that projected_row takes.
 
-    The other dimension of an element's pair is read again, from the first-level cache. IN_EIGHTS: whether `half` is a
+    The other dimension of an element's pair is read again, from L1. IN_EIGHTS: whether `half` is a
     multiple of 8 and pairs are halves apart.
     """
     if FUSED:

@@ -39,7 +39,7 @@ def row_lengths(
     """Keys of rows, the new token's (extra) included and never more than the cache has; -1 for one that is left alone.
 
     known: whether there is such a row. A finished row is left alone whatever its length. EARLY: whether what is read
-    may still be written to, and so must not stay in the first-level cache.
+    may still be written to, and so must not stay in L1.
     """
     WHERE: tl.constexpr = ".cg" if EARLY else ""
     length = tl.load(lengths_ptr + row, mask=known, other=-1, cache_modifier=WHERE).to(tl.int32)
@@ -58,7 +58,7 @@ def row_starts(
 ):  # fmt: skip
     """(begin, end) of each row in the list of all rows' visible keys; int64 if WIDE, else int32. row: [ROWS], 0 on.
 
-    A row counts from the begin of its first split and at least for one, so that a row without keys is somebody's.
+    A row counts from the begin of its first split and at least for one, so that a row without keys has a program.
     EARLY: as row_lengths has it.
     """
     length = row_lengths(lengths_ptr, finished_ptr, row, row < num_rows, extra, capacity, HAS_FINISHED, EARLY)
@@ -131,11 +131,11 @@ def part_of_row(
 
 @triton.jit
 def ask_for(k_base, v_base, stride_k, stride_v, first, end, row_bytes, KEYS: tl.constexpr):
-    """Start bringing keys and values first .. end - 1 into the second-level cache; nothing is waited for.
+    """Start bringing keys and values first .. end - 1 into L2; nothing is waited for.
 
     k_base, v_base: addresses of key 0, int64; strides and row_bytes: bytes, multiples of 16. KEYS: keys that one
     instruction takes, more than one only where they lie side by side. Every address has to be mapped; what is there may
-    still change, because the second-level cache is where all SMs agree.
+    still change, because L2 is where all SMs agree.
     """
     threads: tl.constexpr = cuda.num_threads()
     thread = tl.arange(0, threads)

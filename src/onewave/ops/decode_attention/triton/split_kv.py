@@ -9,14 +9,14 @@ Bits. A row is cut into splits whose size depends on nothing but its own length 
 start at a split's begin, and the splits' partial results are folded in order, with the same arithmetic whether one
 program has all of the row or several do. A product that is not rounded before something is added to it is a tl.fma:
 left to the compiler (enable_fp_fusion), kernels for one row and for many, and stream_impl's, could differ. A row's
-result does not see its batch.
+result is batch-invariant.
 
 A program streams BLOCK_N keys and values at a time through NUM_STAGES buffers of shared memory, from one split to the
 next without a pause. Where it has only some of a row's splits it leaves partial results (maximum, sum, unnormalised
-output) in float32, which stay in L2, and counts them; whoever counts the row's last one merges them all and sets the
-count back to zero. A second kernel that merges cost a launch more (docs/log/decode-attention.md). From one row to the
-next the buffers run empty; on sm_90 the first keys of the next row are therefore asked for, into L2, while the last
-tiles of this one are worked on, so that the memory has something to do meanwhile.
+output) in float32, which stay in L2, and counts them; the program that counts the row's last one merges them all and
+sets the count back to zero. A second kernel that merges cost a launch more (docs/log/decode-attention.md). From one row
+to the next the buffers run empty; on sm_90 the first keys of the next row are therefore asked for, into L2, while the
+last tiles of this one are worked on, so that the memory has something to do meanwhile.
 
 Masked multi-head attention (FUSED): each program computes the group's queries from the fused projection itself; the
 program that has the last split appends the new key and value and attends to them from registers. All programs read

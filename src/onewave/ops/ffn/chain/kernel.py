@@ -1,6 +1,6 @@
 """Two products in one launch, for many rows: a persistent kernel for Hopper (TMA, mbarriers, wgmma), in Gluon.
 
-A block is one multiprocessor and runs its own queue of tasks (plan.py). A task is one tile of W x 64 rows: of
+A block is one SM and runs its own queue of tasks (plan.py). A task is one tile of W x 64 rows: of
 the hidden tensor (kind 0: W_gate and W_up side by side, the activation in the epilogue; or W_up alone, BN columns) or
 of the result (kind 1: BN columns, all of K or a slice of it). Partitions of warps, which meet at mbarriers only:
 

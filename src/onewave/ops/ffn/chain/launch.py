@@ -24,17 +24,17 @@ from onewave.tiles.sim.trace import Trace
 from onewave.wave.launch.launch import ACTIVATIONS, POLLS, co_resident, runs_here
 from onewave.wave.launch.watch import HEADER_WORDS, RECORD_WORDS, watch_words
 
-# Polls of the warp that watches the first launch begin: it may have to wait for whatever else the card is doing.
+# Polls of the warp that watches the first launch begin: it may have to wait for whatever else the GPU is doing.
 _PATIENT_POLLS = 1 << 23
 _ROWS = 128
 # Plans and buffers kept for run(): a few hundred KiB each, more only with slices of K. What a CUDA graph has recorded
-# is kept beside them, for good: nobody says when the graph is gone.
+# is kept beside them, for good: the graph's end is not announced.
 _MAX_KEPT = 32
 
 
 @dataclass
 class _State:
-    """What launches on one stream share, and nobody else may touch meanwhile."""
+    """What launches on one stream share, and no other launch may touch meanwhile."""
 
     counters: Tensor
     started: Tensor
@@ -62,7 +62,7 @@ class Chain:
     activation: silu, gelu or None. budget: polls of one wait before a launch gives up. test: a build that sleeps at
     random before every task and every post. Each stream has buffers of its own; launches recorded into CUDA graphs
     share one set, so graphs of one Chain must not run side by side.
-    Raises UnsupportedError on a device without sm_90, or with fewer multiprocessors than the plan has workers.
+    Raises UnsupportedError on a device without sm_90, or with fewer SMs than the plan has workers.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Chain:
         test: bool = False,
     ):
         if not runs_here(device):
-            raise UnsupportedError("ffn: device", got=str(device), allowed="a card of compute capability 9.0")
+            raise UnsupportedError("ffn: device", got=str(device), allowed="a GPU of compute capability 9.0")
         most = max(len(lanes) for lanes in plan.lanes)
         if most > co_resident(device):
             allowed = f"up to {co_resident(device)}, what {device} holds at once"
@@ -199,7 +199,7 @@ class Chain:
             )
 
         if state.side is None:
-            # Cooperative: all blocks are on the card at once, or none.
+            # Cooperative: all blocks are on the GPU at once, or none.
             start(0, MARK=False, launch_cooperative_grid=True)
             return y
         here = torch.cuda.current_stream(self.device)

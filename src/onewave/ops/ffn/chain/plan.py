@@ -1,4 +1,4 @@
-"""The feed-forward block for many rows as a task table: tiles, their order, who runs what, and what waits for what.
+"""The feed-forward block for many rows as a task table: tiles, their order, their workers, and what waits for what.
 
 The graph has a task a tile of the hidden tensor ("up") and a task a tile and K slice of the result ("down"). An order
 of `tiles` (or one of BANDS) says in which sequence they are taken; they are dealt to the workers as workers come free;
@@ -36,8 +36,8 @@ RECORD_WORDS = 16
 _STEP = 64
 # What a task costs beyond its steps along K, in steps: filling the ring, epilogue, store.
 _TASK_STEPS = 6
-_MOST_TASKS = 1 << 18
-# What bounds a step along K, all multiprocessors of an H200 together, and what adding one slice's sums to another's
+_MAX_TASKS = 1 << 18
+# What bounds a step along K, all SMs of an H200 together, and what adding one slice's sums to another's
 # costs: assumptions that choose tiles, no measurements.
 _FLOPS_A_NS, _L2_BYTES_A_NS, _MEMORY_BYTES_A_NS, _ADD_NS = 700_000.0, 7_000.0, 4_500.0, 3_000.0
 # From here on every worker has several of the widest tiles.
@@ -170,8 +170,8 @@ def chain_graph(sizes: ChainSizes, tile: ChainTile) -> TileGraph:
     a_slice = cuts(columns, splits)
     splits = cuts(columns, a_slice)
     tasks = rows * (columns + outs * splits)
-    if tasks > _MOST_TASKS:
-        raise UnsupportedError("ffn: tasks", got=f"{tasks:,}", allowed=f"up to {_MOST_TASKS:,}")
+    if tasks > _MAX_TASKS:
+        raise UnsupportedError("ffn: tasks", got=f"{tasks:,}", allowed=f"up to {_MAX_TASKS:,}")
     build = Builder("bf16")
     build.tensor("X", (sizes.rows, sizes.hidden), (tile.rows, sizes.hidden))
     matrices = ("W_gate", "W_up") if sizes.gated else ("W_up",)
@@ -210,7 +210,7 @@ def banded(graph: TileGraph, rows: int) -> Ints:
 
 
 def skewed(graph: TileGraph, rows: int) -> Ints:
-    """As `banded`, but a band's second product comes after the next band's first, so that nobody waits in between."""
+    """As `banded`, but a band's second product comes after the next band's first, so that no block waits in between."""
     at = coordinates(graph)
     return linear_extension(graph, (at.row // rows + at.stage, at.stage, at.split, at.column, at.row))
 

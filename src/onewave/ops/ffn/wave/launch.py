@@ -22,7 +22,7 @@ from onewave.wave.launch.launch import Wave, co_resident
 from onewave.wave.weights.pack import Weight, WeightStream
 
 # Packed copies kept for run()'s plain tensors: enough for the batch sizes of one block (1 to 32), or one size of six.
-# What a CUDA graph has recorded is kept beside them, for good: nobody says when the graph is gone.
+# What a CUDA graph has recorded is kept beside them, for good: the graph's end is not announced.
 _MAX_KEPT = 6
 
 
@@ -129,7 +129,7 @@ _lock = threading.RLock()
 
 
 def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
-    # Inference tensors count no versions: who writes to them has to call for another packed copy.
+    # Inference tensors count no versions: a caller that writes to them has to ask for another packed copy.
     return tuple(0 if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
@@ -172,7 +172,7 @@ def _drop(keys: Iterable[tuple[object, ...]]) -> None:
 
 
 def _drop_dead() -> None:
-    """Let go of packed copies of weights that nobody has any more."""
+    """Drop packed copies of weights that no longer exist."""
     _drop([key for key, kept in _kept.items() if not kept.is_alive])
 
 

@@ -32,11 +32,11 @@ W_down. sequential: two launches."""
 
 # Rows up to which compact weights are read sooner than 16-bit ones: of more, a stream waits for activations as long as
 # either takes (docs/log/weight-formats.md).
-_MOST_COMPACT = 32
+_MAX_COMPACT = 32
 # With tall tiles the busiest worker of the second product may have that many times the mean.
 _EVEN = 1.1
 # Partial sums of SM-local slices are exchanged whole: what that may cost in words.
-_MOST_PARTIAL_WORDS = 1 << 26
+_MAX_PARTIAL_WORDS = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -197,32 +197,32 @@ def _operations(sizes: FFNSizes, shape: TileShape, order: str, stages: tuple[str
         if up_slices > 1:
             raise UnsupportedError("ffn: order sm_local", got=f"{sizes.batch} rows of {sizes.hidden}", next="Use row.")
         down_slices = -(-sizes.intermediate // shape.cols)
-        if down_slices * sizes.out * shape.batch > _MOST_PARTIAL_WORDS:
+        if down_slices * sizes.out * shape.batch > _MAX_PARTIAL_WORDS:
             raise UnsupportedError("ffn: order sm_local", got=f"batch {sizes.batch}", allowed="smaller batches")
     else:
         tall = shape.weight_bytes == COMPACT_BYTES and shape.quarters == 1
-        # Nothing is added up in between, which everybody would wait for.
+        # Nothing is added up in between, which every block would wait for.
         up_slices = 1 if tall else slices_of(up_rows, sizes.hidden, shape)
         down_slices = slices_of(sizes.out, sizes.intermediate, shape, reading=tall)
     found: dict[str, Operation] = {}
     if "up" in stages:
         target = OUTPUT if "down" not in stages else "h"
-        _stage(found, "up", up_rows, sizes.hidden, up_slices, INPUT, target, activation=True, gated=sizes.gated)
+        _stage(found, "up", (up_rows, sizes.hidden, up_slices), INPUT, target, activation=True, gated=sizes.gated)
     if "down" in stages:
         source = INPUT if "up" not in stages else "h"
-        _stage(found, "down", sizes.out, sizes.intermediate, down_slices, source, OUTPUT)
+        _stage(found, "down", (sizes.out, sizes.intermediate, down_slices), source, OUTPUT)
     return found
 
 
 def keeps_compact(dtype: object, batch: int, order: str, policy: str) -> bool:
     """Whether a packed block keeps its weights in thirteen bits each, if these hold them. dtype: or its name."""
     is_bfloat16 = str(dtype).removeprefix("torch.") == "bfloat16"
-    return is_bfloat16 and batch <= _MOST_COMPACT and (order, policy) == ("row", DATA)
+    return is_bfloat16 and batch <= _MAX_COMPACT and (order, policy) == ("row", DATA)
 
 
 def workers_for(sizes: FFNSizes, *, order: str, available: int, compact: bool = False) -> int:
     """Blocks of a launch, of `available` that the device runs side by side: for more than two rows the fewest that
-    leave nobody with more."""
+    leave no worker with more."""
     if sizes.batch <= 2 or order != "row":
         return available
     shape = _shape(sizes, order, compact)
@@ -240,15 +240,15 @@ def _check_tiles(order: str, cols: int, shape: TileShape, least: int) -> None:
 def _stage(
     found: dict[str, Operation],
     name: str,
-    rows: int,
-    cols: int,
-    slices: int,
+    size: tuple[int, int, int],
     source: str,
     target: str,
     *,
     activation: bool = False,
     gated: bool = False,
 ) -> None:
+    """Add a product, and where K is cut the addition of its partial sums. size: rows, columns, slices of K."""
+    rows, cols, slices = size
     if slices == 1:
         found[name] = Operation(name, rows, cols, 1, source, target, False, activation, gated)
         return
