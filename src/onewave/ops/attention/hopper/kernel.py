@@ -3,8 +3,8 @@
 A program is one SM. Its tiles of work are fixed before: by a table dealt on the host, each tile to the least busy
 program; or as position k * programs + p of round k, p turned round every other round, so that with tiles sorted by
 length each program gets as much (LPT's effect in closed form). Packed sequences' tiles are sorted by a kernel before
-this one, and taken from a queue by free programs. A tile is WARPGROUPS x 64 queries of one head. Tiles are ordered in sections of G
-heads whose K and V fit the L2, longest first inside.
+this one, and taken from a queue by free programs. A tile is WARPGROUPS x 64 queries of one head. Tiles are ordered in
+sections of G heads whose K and V fit the L2, longest first inside.
 
 One warp loads (hopper/load.py): Q K0 K1 V0 K2 V1 ..., as they are used, into a ring of K and one of V
 (mbarriers "full" and "free" a slot), Q into two buffers that alternate over tiles. It alone looks for tiles, and posts
