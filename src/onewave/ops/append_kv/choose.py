@@ -47,7 +47,8 @@ def choose(call: AppendCall) -> Choice:
     if call.backend == "reference":
         return _ASKED
     if call.on_gpu:
-        capability: tuple[int, int] = call.device.capability or (0, 0)
+        capability = call.device.capability
+        assert capability is not None
         if call.k_cache.dtype is torch.float8_e4m3fn and capability < (8, 9):
             raise UnsupportedError("append_kv: float8 cache", got="a GPU before sm_89", next="Use an int8 cache.")
         num_kv_heads, head_dim = call.v_cache.shape[1], call.v_cache.shape[3]

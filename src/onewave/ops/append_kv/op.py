@@ -57,20 +57,25 @@ def append_kv(
     Source: Su et al. 2021, arXiv:2104.09864.
     """
     vectors = (rotary, bias, q_norm, k_norm)
-    call = AppendCall(
-        qkv, rotary, k_cache, v_cache, slots, positions, num_heads, bias, q_norm, k_norm, eps,
-        rotary_style == "interleaved", block_table, k_scale, v_scale, backend,
-    )  # fmt: skip
     watched = is_watched(qkv, rotary, k_cache, v_cache, bias, q_norm, k_norm, k_scale, v_scale)
     plain = block_table is None and k_scale is None and v_scale is None and rotary_style == "neox" and backend == "auto"
     signature = None
     if plain and not watched and type(num_heads) is int and type(eps) is float:  # 4.0 and 4 would be one
         try:
-            signature = _signature(call, vectors)
+            signature = _signature(qkv, k_cache, v_cache, slots, positions, (num_heads, eps), vectors)
         except AttributeError:
             signature = None  # one of them is None; the checks say which
     choice = None if signature is None else _seen.get(signature)
-    if choice is None:
+    if choice is not None:
+        call = AppendCall.of(
+            qkv=qkv, rotary=rotary, k_cache=k_cache, v_cache=v_cache, slots=slots, positions=positions,
+            num_heads=num_heads, bias=bias, q_norm=q_norm, k_norm=k_norm, eps=eps,
+        )  # fmt: skip
+    else:
+        call = AppendCall(
+            qkv, rotary, k_cache, v_cache, slots, positions, num_heads, bias, q_norm, k_norm, eps,
+            rotary_style == "interleaved", block_table, k_scale, v_scale, backend,
+        )  # fmt: skip
         check(call, rotary_style)
         if signature is None:
             call = AppendCall(*call.flat)  # with Python's numbers: they may be NumPy's
@@ -93,9 +98,16 @@ _seen: dict[object, Choice] = {}
 _MAX_SEEN = 4096
 
 
-def _signature(call: AppendCall, vectors: tuple[Tensor | None, ...]) -> object:
-    """All that the checks of a plain call look at. vectors: rotary, bias, q_norm, k_norm."""
-    qkv, k_cache, v_cache, slots, positions = call.qkv, call.k_cache, call.v_cache, call.slots, call.positions
+def _signature(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    numbers: tuple[int, float],
+    vectors: tuple[Tensor | None, ...],
+) -> object:
+    """All that the checks of a plain call look at. numbers: num_heads, eps. vectors: rotary, bias, q_norm, k_norm."""
     rotary, bias, q_norm, k_norm = vectors
     given = None
     if bias is not None or q_norm is not None or k_norm is not None:
@@ -103,7 +115,7 @@ def _signature(call: AppendCall, vectors: tuple[Tensor | None, ...]) -> object:
     return (
         qkv.shape, qkv.dtype, qkv.device, k_cache.shape, k_cache.stride(), k_cache.dtype, k_cache.device, v_cache.shape,
         v_cache.stride(), v_cache.dtype, v_cache.device, slots.shape, slots.dtype, slots.device, positions.shape,
-        positions.dtype, positions.device, call.num_heads, call.eps, given,
+        positions.dtype, positions.device, numbers, given,
         None if rotary is None else (rotary.shape, rotary.dtype, rotary.device),
     )  # fmt: skip
 

@@ -98,7 +98,8 @@ _MAX_CHOSEN = 4096
 def _on_gpu(call: DecodeCall) -> DecodeChoice:
     rows, heads, queries, head_dim = call.shape
     k, v, table, backend, device = call.k_cache, call.v_cache, call.block_table, call.backend, call.device
-    capability: tuple[int, int] = device.capability or (0, 0)
+    capability = device.capability
+    assert capability is not None
     if k.dtype is torch.float8_e4m3fn and capability < (8, 9):
         raise UnsupportedError("decode_attention: float8 cache", got="a GPU before sm_89", next="Use an int8 cache.")
     counted = counted_in(k, v)

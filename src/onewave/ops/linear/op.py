@@ -25,8 +25,14 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
     change with their number, never with their values. Raises ShapeError, UnsupportedError.
     """
     packed = isinstance(weight, PackedWeight)
-    check_tensors("linear", x=x, **({} if packed else {"weight": weight}), **({} if bias is None else {"bias": bias}))
-    if x.ndim != 2 or len(weight.shape) != 2 or x.shape[1] != weight.shape[1]:
+    if packed:
+        check_tensors("linear", x=x)
+    else:
+        check_tensors("linear", x=x, weight=weight)
+    if bias is not None:
+        check_tensors("linear", bias=bias)
+    of_x, of_weight = x.shape, weight.shape
+    if len(of_x) != 2 or len(of_weight) != 2 or of_x[1] != of_weight[1]:
         got = f"{tuple(x.shape)}, {tuple(weight.shape)}"
         raise ShapeError("linear: x, weight", got=got, allowed="[tokens, cols] and [rows, cols]")
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
@@ -48,18 +54,23 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
         return out if out_dtype is None else out.to(out_dtype)
     if x.dtype not in _DTYPES:
         raise UnsupportedError("linear: x", got=str(x.dtype), allowed=", ".join(map(str, _DTYPES)))
-    for name, other in (("weight", weight), ("bias", bias)):
-        if other is not None and (other.dtype is not x.dtype or other.device != x.device):
-            got = f"{other.dtype} on {other.device}"
-            raise UnsupportedError(f"linear: {name}", got=got, allowed=f"{x.dtype} on {x.device}, as x")
+    _check_like("weight", weight, x)
+    if bias is not None:
+        _check_like("bias", bias, x)
     if is_watched(x, weight, bias):
         return torch.ops.onewave.linear(x, weight, bias, out_dtype)
     return _dense(x, weight, bias, out_dtype)
 
 
+def _check_like(name: str, other: Tensor, x: Tensor) -> None:
+    if other.dtype is not x.dtype or other.device != x.device:
+        got = f"{other.dtype} on {other.device}"
+        raise UnsupportedError(f"linear: {name}", got=got, allowed=f"{x.dtype} on {x.device}, as x")
+
+
 @outside_autocast
 def _dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    call = LinearCall(x, weight, bias, out_dtype)
+    call = LinearCall.of(x=x, weight=weight, bias=bias, out_dtype=out_dtype)
     choice = choose(call)
     return load("linear", choice.module).run(call, choice)
 
