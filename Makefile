@@ -1,4 +1,4 @@
-# make demo | test | test-all | lint | gpu-test | kernels. Needs Python 3.11 or newer with venv and pip, and nothing else.
+# make demo | test | test-all | lint | gpu-test | compiled | kernels. Needs Python 3.11 or newer with venv and pip, and nothing else.
 # Each sets up .venv by itself, once; `rm -rf .venv` starts afresh. Pick an interpreter with PYTHON=python3.12.
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -15,14 +15,15 @@ WORKERS := --numprocesses auto --maxprocesses 4 --dist worksteal --durations 20
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint gpu-test kernels in-place
+.PHONY: help demo test test-all lint gpu-test compiled kernels in-place
 
 help:
 	@echo "make demo      answer a question with the default model"
 	@echo "make test      run the tests on the CPU"
-	@echo "make test-all  run those that make test leaves out too"
+	@echo "make test-all  run those that make test leaves out too, and compile every kernel anew"
 	@echo "make lint      ruff and pyright"
 	@echo "make gpu-test  run the tests that need a CUDA card"
+	@echo "make compiled  compile what changed of the kernels that tests hold reports of"
 	@echo "make kernels   compile the attention kernels that come compiled, after a change of theirs"
 
 demo: $(VENV)/.ready-demo
@@ -48,6 +49,10 @@ gpu-test:
 	else \
 		$(MAKE) --no-print-directory $(VENV)/.ready-dev && $(RUN) -m pytest tests -m gpu $(PYTEST_ARGS); \
 	fi
+
+# No device is needed. Only what is stale is compiled.
+compiled: $(VENV)/.ready-dev
+	@PYTHONPATH=tests $(RUN) -m kit.compiled
 
 # No card is needed, but the Triton that the kernels are for.
 kernels: $(VENV)/.ready-dev

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,14 +50,6 @@ def test_the_queries_never_lie_in_what_was_projected() -> None:
 
 def test_a_float8_cache_keeps_a_number_that_is_none() -> None:
     """It was once stored as -448, which the reference does not."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(Path(__file__).parent / "append_kv_aot.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    cast, *bounds = json.loads(done.stdout)
-    assert cast == "cvt.rn.satfinite.e4m3x2.f32"
-    assert bounds
-    assert all(".NaN" in bound for bound in bounds)
     cache = torch.zeros(2, 1, 1, 4, 16).to(FP8)
     qkv = randn(1, 3 * 16, seed=0)
     qkv[0, 16] = qkv[0, 33] = NAN

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -278,13 +272,3 @@ def test_wrong_shapes_are_refused() -> None:
         sample(torch.zeros(2, 5), torch.zeros(2).double(), parameters([CASES[1]]))
     with pytest.raises(ShapeError, match="vocabulary"):
         sample(torch.zeros(1, 2**18 + 1), torch.zeros(1).double(), parameters([CASES[1]]))
-
-
-def test_the_search_compiles_for_hopper_without_a_spill_and_two_blocks_fit_a_multiprocessor() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(Path(__file__).parent / "search_aot.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    report = json.loads(done.stdout)
-    assert report["stack"] == 0
-    assert report["registers"] <= 128

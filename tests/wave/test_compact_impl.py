@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -222,56 +219,3 @@ def test_what_compiles_the_kernels_ahead_launches_them_as_they_will_be(monkeypat
         for count, gained in ((1, True), (1, False), (2, True))
         for name in ("_bases_kernel", "_pack_kernel")
     } | {("_unpack_kernel", True, count, False) for count in (1, 2)}
-
-
-def compiled(kernel: Any, warps: int, **constants: object) -> dict[str, object]:
-    """What a kernel becomes on an sm_90 card; not in the interpreter."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
-    from aot_report import torn_reductions
-    from machine_code import machine_code
-
-    names = kernel.arg_names
-    types = dict.fromkeys(("first", "second", "gain", "out"), "*bf16") | dict.fromkeys(("lists", "places"), "*i32")
-    types |= {"images": "*u8", "reached": "*u8", "scales": "*fp32"} | dict.fromkeys(constants, "constexpr")
-    types = {name: types.get(name, "i32") for name in names}
-    whole = [name for name in names if types[name].startswith("*") or name in ("cols", "stride")]
-    source = ASTSource(
-        kernel,
-        types,
-        {(names.index(name),): value for name, value in constants.items()},
-        {(names.index(name),): [["tt.divisibility", 16]] for name in whole},
-    )
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
-    registers, stack, code = machine_code(made)
-    wide = [code.count(name) for name in ("LDG.E.128", "STG.E.128")]
-    found = {"flushed": made.asm["ptx"].count(".ftz"), "torn": torn_reductions(made.asm["ttgir"])}
-    return {"name": kernel.fn.__name__, "registers": registers, "stack": stack, "wide": wide, **found}
-
-
-def test_the_kernels_compile_for_a_card_without_a_spill_and_move_sixteen_bytes_at_a_time() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    reports = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [report["name"] for report in reports] == ["_bases_kernel", *["_pack_kernel", "_unpack_kernel"] * 2]
-    for report in reports:
-        # Two programs of 512 threads a multiprocessor.
-        assert report["registers"] <= 64, report
-        assert report["stack"] == 0, report
-        # Subnormal numbers are not flushed to zero: weights become such on their way.
-        assert report["flushed"] == 0, report
-        assert report["torn"] == [], report
-    assert [report["wide"] for report in reports] == [[4, 0], [4, 3], [3, 4], [8, 3], [3, 4]]
-
-
-if __name__ == "__main__":
-    bases, pack, unpack = compact_impl._bases_kernel, compact_impl._pack_kernel, compact_impl._unpack_kernel
-    print(json.dumps(compiled(bases, 4, COUNT=2, GAIN=True, PAIRED=True, PART=1024)))
-    for images, count, gain in ((1, 1, False), (2, 2, True)):
-        tile: dict[str, object] = {"R": 8, "COUNT": count, "IMAGES": images, "PAIRED": True}
-        print(json.dumps(compiled(pack, 8 * images, **tile, GAIN=gain)))
-        print(json.dumps(compiled(unpack, 8 * images, **tile)))

@@ -55,10 +55,10 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
     if not isinstance(function, JITFunction):
         function[grid](*args, **named)
         return
-    gpu = _card_of(chain(args, named.values()))
-    if gpu is None and _nowhere is not None:
-        _nowhere.append(Launch(function, args, named))
+    if _nowhere is not None:
+        _nowhere.append(Launch(function, args, named, grid))
         return
+    gpu = _card_of(chain(args, named.values()))
     if gpu is not None and gpu != torch.cuda.current_device():
         with torch.cuda.device(gpu):
             launch_kernel(function, grid, *args, **named)
@@ -74,7 +74,7 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
     compiled = kernel.compiled.get(key)
     if compiled is None:
         hash_in_order(function)
-        take_prebuilt(Launch(function, values, named))
+        take_prebuilt(Launch(function, values, named, grid))
         with without_collection():
             made = function[grid](*values, **named)
         if isinstance(made, CompiledKernel):
@@ -88,8 +88,7 @@ _nowhere: list[Launch] | None = None
 
 @contextmanager
 def launches_nowhere() -> Generator[list[Launch]]:
-    """Meanwhile launches whose tensors lie on no GPU, by any thread, are kept in the list and not made: for what is
-    to be compiled without a GPU."""
+    """Keep launches in the list meanwhile, and make none, by any thread: for what is compiled without a GPU."""
     global _nowhere
     before, _nowhere = _nowhere, []
     try:

@@ -38,11 +38,13 @@ compressed together, as they are much alike. metadata is what Triton keeps besid
 
 @dataclass(frozen=True)
 class Launch:
-    """A Triton or Gluon kernel, and what a launch gives it: arguments in order and by name, options of the launch."""
+    """A launch of a Triton or Gluon kernel: arguments in order and by name, the launch's options with them, and blocks
+    along each axis."""
 
     function: Any
     args: Sequence[Any]
     named: Mapping[str, Any]
+    grid: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ other's, are a Race, in whichever order they happened to run this time. TMA and 
 and TMA writes behind what they have read, only if a thread that knew of it has passed fence_async_shared since.
 
 Inside a partition nothing is ordered here: that its threads wait for each other between an access and the one thread's
-arrival is read from the compiled code (tests/ops/ptx_arrivals.py).
+arrival is read from the compiled code (tests/kit/analysers/ptx_arrivals.py).
 Source: Flanagan & Freund 2009, FastTrack, doi:10.1145/1542476.1542490.
 """
 

@@ -1,0 +1,1 @@
+"""PTX run thread by thread in NumPy."""

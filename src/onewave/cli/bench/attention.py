@@ -100,13 +100,11 @@ def attention_resources(shapes: Sequence[str] | None, *, as_json: bool) -> None:
     documents: list[dict[str, Any]] = []
     for head_dim in head_dims:
         for causal in (False, True):
-            masked: dict[str, Any] = {"RIGHT": True} if causal else {}
-            tail: dict[str, Any] = {"TAIL": True} if causal else {}
-            kernels = [hopper(head_dim, **masked)]
+            kernels = [hopper(head_dim, causal=causal)]
             for gpu in (90, 80):
-                kernels += [portable(head_dim, gpu, **masked, **tail), mma(head_dim, gpu, **masked)]
+                kernels += [portable(head_dim, gpu, causal=causal), mma(head_dim, gpu, causal=causal)]
                 if mma_tile(head_dim) != mma_tile(head_dim, narrow=True):
-                    kernels.append(mma(head_dim, gpu, narrow=True, **masked))
+                    kernels.append(mma(head_dim, gpu, narrow=True, causal=causal))
             for found in kernels:
                 show_status(f"compiled {found.kernel} kernel, head_dim {head_dim}")
                 table.add_row(
@@ -114,9 +112,8 @@ def attention_resources(shapes: Sequence[str] | None, *, as_json: bool) -> None:
                     str(found.threads), str(found.registers), f"{found.stack} B", f"{found.shared / 1024:.0f} KiB",
                     str(found.programs_an_sm), f"{found.occupancy:.0%}", f"{found.seconds:.1f} s",
                 )  # fmt: skip
-                plain = {k: v for k, v in vars(found).items() if k not in ("code", "ir", "ptx")}
                 own = {"head_dim": head_dim, "causal": causal, "programs_an_sm": found.programs_an_sm}
-                documents.append(own | plain | {"occupancy": found.occupancy})
+                documents.append(own | vars(found) | {"occupancy": found.occupancy})
     show_status("")
     if as_json:
         print(json.dumps({"resources": documents}))

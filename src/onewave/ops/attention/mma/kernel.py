@@ -11,7 +11,7 @@ transposed. One movmatrix a block does that, so P never leaves the registers; th
 else moves (assert_trivial). The output is turned the same way, so that it leaves in whole rows.
 
 Shared memory holds one tile of K and one of V, single-buffered, rows of head_dim with 8-element (16-byte) pieces
-XOR-swizzled by the row; no access has a bank conflict (tests/ops/test_attention_mma_aot.py and _ptx.py). The loop:
+XOR-swizzled by the row; no access has a bank conflict (tests/ops/test_compiled_attention.py). The loop:
 wait for K, S^T = K Q^T, ask for the next K, softmax, wait for V, O^T += V^T P^T, ask for the next V. So each copy runs
 under the other product, and several programs fit an SM. A tile of queries leaves through the same memory.
 

@@ -1,0 +1,109 @@
+"""Calls of the smaller operators and of the feed-forward chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+
+import torch
+
+from kit.calls.call import Call, empty
+from onewave.ops.append_kv.op import append_kv
+from onewave.ops.ffn.chain.launch import Chain
+from onewave.ops.ffn.chain.plan import ChainSizes, ChainTile, plan_chain
+from onewave.ops.ffn.op import ffn
+from onewave.ops.linear.op import linear
+from onewave.ops.merge_attention.op import merge_attention
+from onewave.ops.rms_norm.op import add_rms_norm, rms_norm
+from onewave.ops.sampling.op import RowParameters, sample
+from onewave.ops.stream_read.op import stream_read
+from onewave.ops.swiglu.op import swiglu
+
+_WIDE, _INNER = 4096, 14336
+
+
+def append(*, cache: torch.dtype = torch.bfloat16, everything: bool = False) -> None:
+    """everything: bias, norms, pages, and scales of an int8 cache."""
+    rows, heads, kv_heads, head_dim = 4, 32, 8, 128
+    width = heads + 2 * kv_heads
+    cache = torch.int8 if everything else cache
+    k, v = (empty(64, kv_heads, 16, head_dim, dtype=cache) for _ in range(2))
+    numbers = torch.zeros(rows, dtype=torch.int64, device="cuda")
+    rotary = empty(rows, head_dim, dtype=torch.float32)
+    options = {}
+    if everything:
+        options = {"bias": empty(width * head_dim), "q_norm": empty(head_dim), "k_norm": empty(head_dim)}
+        options |= {name: empty(kv_heads, dtype=torch.float32) for name in ("k_scale", "v_scale")}
+        options["block_table"] = torch.zeros(rows, 16, dtype=torch.int32, device="cuda")
+    append_kv(empty(rows, width * head_dim), rotary, k, v, numbers, numbers, num_heads=heads, **options)
+
+
+def draw(*, top_k: int = 0, top_p: float = 1.0, temperature: float = 0.8) -> None:
+    """A token of Llama 3's vocabulary."""
+    rows = RowParameters.build(
+        temperature=[temperature], top_k=[top_k], top_p=[top_p], min_p=[0.0], device=torch.device("cuda")
+    )
+    sample(empty(1, 128_256, dtype=torch.float32), empty(1, dtype=torch.float64), rows)
+
+
+def merge() -> None:
+    """Two partial results of attention."""
+    outs, lses = [empty(4, 32, 1, 128)] * 2, [empty(4, 32, 1, dtype=torch.float32)] * 2
+    merge_attention(outs, lses)
+
+
+def block(
+    rows: int, *, backend: str = "chain", gated: bool = True, activation: str = "silu", tile: ChainTile | None = None,
+    dtype: torch.dtype = torch.bfloat16, test: bool = False,
+) -> None:  # fmt: skip
+    """A feed-forward block of Llama 3.1 8B in the kernel for many rows. tile: where the plan is not to choose it. test:
+    the build with delays, traced."""
+    x, up, down = (empty(*shape, dtype=dtype) for shape in ((rows, _WIDE), (_INNER, _WIDE), (_WIDE, _INNER)))
+    gate = up if gated else None
+    if test or tile is not None:
+        plan = plan_chain(ChainSizes(rows, _WIDE, _INNER, _WIDE, gated), workers=132, tile=tile)
+        made = Chain(plan, torch.device("cuda", 0), dtype, activation=activation, test=test)
+        (made.trace if test else made)(x, up, down, gate)
+    else:
+        ffn(x, up, down, w_gate=gate, activation=activation, backend=backend)
+
+
+def _row(rows: int = 1) -> None:
+    """A projection whose result is float32, with a bias."""
+    linear(empty(rows, 2048), empty(8192, 2048), empty(8192), torch.float32)
+
+
+# Each for a device that lets a kernel begin beside the one before, and for one that does not.
+_EARLY: dict[str, Callable[[], object]] = {
+    "rms_norm": lambda: rms_norm(empty(4, 2048), empty(2048), 1e-6),
+    "add_rms_norm": lambda: add_rms_norm(empty(4, 2048), empty(4, 2048), empty(2048), 1e-6),
+    "swiglu": lambda: swiglu(empty(4, 16384)),
+    "append_kv int8 bias norms pages scales": partial(append, everything=True),
+    "linear 1 row": _row,
+    "linear 16 rows": partial(_row, 16),
+}
+DEPENDENT = {
+    f"{name} sm_{sm}": Call(make, (sm // 10, sm % 10)) for (name, make), sm in product(_EARLY.items(), (80, 90))
+}
+CHAIN = {
+    f"ffn chain {name}": Call(make)
+    for name, make in {
+        "16 rows": partial(block, 16),
+        "256 rows ungated gelu": partial(block, 256, gated=False, activation="gelu", tile=ChainTile(2, 128, 6, 2)),
+        "8192 rows": partial(block, 8192),
+        "8192 rows ungated streams": partial(block, 8192, gated=False, backend="streams"),
+        "256 rows fp16": partial(block, 256, dtype=torch.float16),
+        "256 rows delays trace": partial(block, 256, test=True),
+    }.items()
+}
+SMALL = {
+    "append_kv float8": Call(partial(append, cache=torch.float8_e4m3fn)),
+    "sample top_k top_p": Call(partial(draw, top_k=50, top_p=0.9)),
+    "sample": Call(draw),
+    "sample greedy": Call(partial(draw, temperature=0.0)),
+    "merge_attention": Call(merge),
+    "stream_read": Call(lambda: stream_read(empty(1 << 20, dtype=torch.int32))),
+    **DEPENDENT,
+    **CHAIN,
+}
