@@ -235,8 +235,25 @@ def test_only_the_init_of_a_room_lists_names():
 
 
 def test_a_folder_holds_at_most_fifteen_modules():
-    counts = Counter(str(file.parent.relative_to(ROOT)) for file in FILES if file.name != "__init__.py")
+    modules = [file for file in (*FILES, *TESTS) if file.name != "__init__.py"]
+    counts = Counter(str(file.parent.relative_to(ROOT)) for file in modules)
     assert not {folder: count for folder, count in counts.items() if count > MAX_MODULES}
+
+
+def test_no_two_files_of_tests_have_one_name():
+    names = Counter(file.name for file in TESTS if file.name.startswith("test_"))
+    assert not [name for name, count in names.items() if count > 1]
+
+
+def test_tests_import_helpers_from_the_kit_alone():
+    found = []
+    for file in TESTS:
+        source = file.read_text()
+        found += [f"{file.relative_to(ROOT)}: sys.path"] * ("sys.path.insert" in source and file != Path(__file__))
+        for imported in imports(ast.parse(source)):
+            if imported.module.startswith("test_") and not imported.module.startswith("test_."):
+                found.append(f"{file.relative_to(ROOT)}:{imported.line}: {imported.module}")
+    assert not found
 
 
 def run_python(code: str) -> str:

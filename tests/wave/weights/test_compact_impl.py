@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from kit.operands.compact import bits_of, randn, shape_of
 from onewave.base.weight_formats import COMPACT
 from onewave.engine.load.compile_wave import compile_packing
 from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
@@ -19,9 +18,6 @@ from onewave.wave.weights.compact import bases_of, compact_images, scales_of
 from onewave.wave.weights.compact_impl import pack_compact, unpack_compact
 from onewave.wave.weights.pack import Weight, WeightStream
 from onewave.wave.weights.pack_impl import UnpackedRows
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_compact import bits_of, randn, shape_of
 
 CPU = torch.device("cpu")
 MORE = 3  # tiles of a stream beside a matrix's

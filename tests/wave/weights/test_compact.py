@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kit.numpy_gpu.numpy_memory import compact_numbers, listed_numbers, wrapped
+from kit.operands.compact import bits_of, randn, shape_of
 from kit.ptx.ptx_text import executed
 from onewave.base.weight_formats import COMPACT
 from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
@@ -23,18 +24,6 @@ from onewave.wave.weights.pack import Weight, WeightStream
 CPU = torch.device("cpu")
 SHAPES = pytest.mark.parametrize(("batch", "images"), list(itertools.product((1, 2, 8, 16), (1, 2))))
 THREADS, PLACES = np.arange(128), np.arange(32)
-
-
-def shape_of(batch: int, images: int) -> TileShape:
-    return tile_shape(batch, head_dim=64, weight_bytes=COMPACT_BYTES, images=images)
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def bits_of(rows: Tensor) -> Tensor:
-    return rows.contiguous().view(torch.int16)
 
 
 def numbers_in(bits: np.ndarray) -> np.ndarray:
