@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kit.verify_table import verify_table
+from kit.task_tables.verify_table import verify_table
 from onewave.base.weight_formats import COMPACT, ROUNDINGS, WeightFormat
 from onewave.cli.main import run
 from onewave.engine.load import wave as load_module

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kit.verify_table import verify_table
+from kit.task_tables.verify_table import verify_table
 from onewave.base.errors import InvalidArgumentError, OnewaveError
 from onewave.cli.tiles.lower import lower_command
 from onewave.cli.tiles.verify import interpret_command, verify_command

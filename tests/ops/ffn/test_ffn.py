@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kit.numpy_gpu.emulator import Emulator
-from kit.verify_table import verify_table
+from kit.task_tables.verify_table import verify_table
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.explain import explain
 from onewave.ops.ffn import ffn, measured, pack_ffn

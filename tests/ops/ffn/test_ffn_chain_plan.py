@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kit.verify_table import verify_table
+from kit.task_tables.verify_table import verify_table
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.ffn.chain.plan import BANDS, ChainPlan, ChainSizes, ChainTile, chain_graph, default_tile, plan_chain
 from onewave.ops.ffn.reference import ffn as in_torch

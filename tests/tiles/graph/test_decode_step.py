@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kit.small_graphs import small_model, small_step
+from kit.task_tables.small_graphs import small_model, small_step
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.cli.tiles.lower import lower_command
 from onewave.models.config.read import builtin_config

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.small_graphs import small_step
+from kit.task_tables.small_graphs import small_step
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.builders import conv2d, ffn, gemm, gemm_chain
 from onewave.tiles.graph.builders_attention import attention, attention_block

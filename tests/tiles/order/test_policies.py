@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kit.small_graphs import CHAINS, two_convolutions
+from kit.task_tables.small_graphs import CHAINS, two_convolutions
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.builders import gemm_chain
 from onewave.tiles.graph.graph import Task, Tensor, TileGraph

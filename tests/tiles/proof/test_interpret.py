@@ -8,8 +8,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from kit.interpret_all import explore
-from kit.small_graphs import CHAINS
+from kit.task_tables.interpret_all import explore
+from kit.task_tables.small_graphs import CHAINS
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.builders import gemm_chain
 from onewave.tiles.graph.graph import Task, Tensor, TileGraph

@@ -6,10 +6,10 @@ from collections import Counter
 
 import numpy as np
 
-from kit.interpret_all import explore
-from kit.mutate import MUTATIONS, mutate
-from kit.small_graphs import two_convolutions
-from kit.verify_table import verify_table
+from kit.task_tables.interpret_all import explore
+from kit.task_tables.mutate import MUTATIONS, mutate
+from kit.task_tables.small_graphs import two_convolutions
+from kit.task_tables.verify_table import verify_table
 from onewave.base.errors import VerificationError
 from onewave.tiles.graph.builders import ffn, gemm_chain
 from onewave.tiles.graph.graph import Task, Tensor, TileGraph

@@ -8,8 +8,8 @@ import zlib
 import numpy as np
 import pytest
 
-from kit.small_graphs import CHAINS
-from kit.verify_table import verify_table
+from kit.task_tables.small_graphs import CHAINS
+from kit.task_tables.verify_table import verify_table
 from onewave.base.errors import InvalidArgumentError, UnverifiedError, VerificationError
 from onewave.tiles.graph.builders import gemm
 from onewave.tiles.order.policies import plan

@@ -11,8 +11,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from kit.interpret_all import explore
-from kit.verify_table import verify_table
+from kit.task_tables.interpret_all import explore
+from kit.task_tables.verify_table import verify_table
 from onewave.base.errors import InvalidArgumentError, VerificationError
 from onewave.tiles.graph.builders import gemm, gemm_chain
 from onewave.tiles.graph.graph import Task, Tensor, TileGraph

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from kit.small_graphs import small_step
+from kit.task_tables.small_graphs import small_step
 from onewave.cli.tiles.commands import tiles
 from onewave.tiles.graph.builders import ffn, gemm_chain
 from onewave.tiles.graph.graph import TileGraph
