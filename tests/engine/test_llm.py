@@ -248,7 +248,7 @@ class InBytes:
      ("load_format", np.array(["auto", "dummy"])), ("tokenizer", "a" * 300)],
 )  # fmt: skip
 def test_what_is_no_name_or_far_too_long_is_one_error(argument: str, value: Any) -> None:
-    given: dict[str, Any] = {"model": "llama-3.2-1b", "load_format": "dummy", "device": "cpu", argument: value}
+    given: dict[str, Any] = {"model": "smollm2-135m-instruct", "load_format": "dummy", "device": "cpu", argument: value}
     with pytest.raises(OnewaveError, match=argument if len(str(value)) < 300 else "no such model"):
         LLM(given.pop("model"), **given)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kit.decode_calls import attend
+from kit.lanes import slow
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.decode_attention import decode_attention, op
 from onewave.ops.decode_attention.reference import decode_attention as reference
@@ -391,7 +392,7 @@ def test_a_row_gives_at_most_so_many_splits_whatever_the_capacity() -> None:
     assert len({(plan.smallest, plan.doublings, plan.target, plan.block_n) for plan in plans}) == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 300}, {"split_size": 128, "softcap": 5.0}])
+@pytest.mark.parametrize("options", [{}, slow({"window": 300}), {"split_size": 128, "softcap": 5.0}])
 def test_a_row_has_the_same_bits_however_many_programs_share_the_keys(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
