@@ -8,6 +8,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import triton
@@ -89,13 +90,14 @@ def _compiled(backend: str, device: Device, head_dim: int, *, causal: bool) -> R
     choice = choose(call)
     with launches_nowhere() as made:
         load("attention", choice.module).run(call, choice)
-    target = GPUTarget("cuda", 10 * device.capability[0] + device.capability[1], _WARP)
+    capability = 10 * device.capability[0] + device.capability[1]
+    target = GPUTarget("cuda", capability, _WARP)
     source, chosen = compiled_from(made[-1], target)
     with knobs.compilation.scope(), without_collection():
         # What a first call waits for, not what a cache holds.
         knobs.compilation.always_compile = True
         begun = time.perf_counter()
-        compiled = triton.compile(source, target=target, options=chosen.__dict__)
+        compiled: Any = cast("Any", triton).compile(source, target=target, options=chosen.__dict__)
         seconds = time.perf_counter() - begun
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -107,4 +109,4 @@ def _compiled(backend: str, device: Device, head_dim: int, *, causal: bool) -> R
     # With the warps of other partitions, padded to warpgroups.
     threads, shared = _WARP * int(compiled.metadata.num_warps), int(compiled.metadata.shared)
     name = {"gluon": "Hopper's", "triton": "portable"}.get(backend, f"mma x {choice.block_m}")
-    return Resources(name, target.arch, threads, int(found[1]), int(found[2]), shared, seconds)
+    return Resources(name, capability, threads, int(found[1]), int(found[2]), shared, seconds)
