@@ -45,13 +45,13 @@ def test_an_error_is_raised_after_the_other_calls() -> None:
 
 
 def test_a_cpu_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="warm: cpu; allowed: a CUDA card"):
+    with pytest.raises(UnsupportedError, match="warm: cpu; allowed: a CUDA GPU"):
         warm("cpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a card")
 def test_a_missing_card_is_named() -> None:
-    with pytest.raises(UnsupportedError, match="no CUDA card"):
+    with pytest.raises(UnsupportedError, match="no CUDA GPU"):
         warm()
 
 

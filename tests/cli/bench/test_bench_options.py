@@ -51,7 +51,7 @@ def test_no_card_has_so_many_multiprocessors(onewave):
 
 def test_kernels_are_compiled_for_a_card_and_for_16_bits(onewave):
     assert onewave("warm", "--device", "cpu").error() == (
-        "error: warm: cpu; allowed: a CUDA card. A CPU's kernels need none."
+        "error: warm: cpu; allowed: a CUDA GPU. A CPU's kernels need none."
     )
     assert onewave("bench", "prefill", "--device", "cpu").error() == (
         "error: bench prefill: cpu; allowed: a CUDA GPU. Use bench latency."

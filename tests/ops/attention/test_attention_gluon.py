@@ -271,7 +271,7 @@ def test_what_it_does_not_take_is_told_and_asking_by_name_needs_no_sweep() -> No
 @pytest.mark.usefixtures("covered")
 def test_what_no_sweep_has_covered_is_left_to_the_portable_kernel_unless_asked_for() -> None:
     unswept = FACTS._replace(dtype=torch.float16, head_dim=80)
-    assert "sweep on a card has not covered float16 with head_dim 80" in str(refusal(unswept))
+    assert "sweep on a GPU has not covered float16 with head_dim 80" in str(refusal(unswept))
     assert refusal(unswept._replace(backend="gluon")) is None
 
 
@@ -311,7 +311,7 @@ def test_explain_tells_which_kernel_runs_and_why_not_the_other() -> None:
     assert (ours.backend, ours.programs) == ("gluon", "132, 64 tiles for each head of a sequence")
     other = explain("attention", *shapes, causal=True, device="cuda:sm_90", dtype="fp16")
     assert other.backend == "triton"
-    assert "the Hopper kernel's sweep on a card has not covered float16 with head_dim 128" in other.why
+    assert "the Hopper kernel's sweep on a GPU has not covered float16 with head_dim 128" in other.why
     with pytest.raises(UnsupportedError, match="neither ALiBi nor bias"):
         explain("attention", *shapes, bias=1, device="cuda:sm_90", backend="gluon")
 

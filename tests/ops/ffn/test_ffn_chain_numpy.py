@@ -183,5 +183,5 @@ def test_a_post_before_the_stores_have_landed_would_be_noticed(monkeypatch: pyte
     chain = Chain(plan_chain(ChainSizes(64, 64, 128, 64, False), workers=2, tile=SMALL))
     x = randn(64, 64).half()
     chain.assert_right(x, chain(x))
-    monkeypatch.setattr("gluon_in_numpy.Stores.wait_until_written", lambda self: self.wait_until_read())
+    monkeypatch.setattr("kit.numpy_gpu.gluon_in_numpy.Stores.wait_until_written", lambda self: self.wait_until_read())
     assert chain(x).isnan().any()
