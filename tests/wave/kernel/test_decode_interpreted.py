@@ -20,8 +20,10 @@ from onewave.models.batch import Batch
 from onewave.models.decode_wave import wave_weights
 from onewave.models.llama_plan import DecodePlan, plan_decode
 from onewave.tiles.graph.builders import cuts
+from onewave.tiles.graph.graph import Tile
 from onewave.tiles.proof.interpret import execute
-from onewave.wave.plan.operations import INPUT, OUTPUT
+from onewave.wave.plan.deal import Deal
+from onewave.wave.plan.operations import INPUT, OUTPUT, Attention
 
 CONTEXT = 37
 Tiles = Sequence[Any]
@@ -120,14 +122,24 @@ class Step:
         return [total]
 
 
+def every_split_reads(deal: Deal, operation: Attention, kv_unit: int, split: int) -> tuple[Tile, ...]:
+    """Give each attention task a tile of the cache, with or without keys: it tells the task its split."""
+    cache, groups = f"cache{operation.layer}", operation.groups
+    if cache not in deal.build.tensors:
+        deal.build.tensor(cache, (groups.count * deal.batch, groups.splits), (1, 1))
+    return ((cache, (kv_unit, split)),)
+
+
 @pytest.mark.parametrize(("workers", "seed", "splits"), [(1, 0, 4), (3, 1, 4), (7, 2, 4), (3, 3, 8), (7, 4, 16)])
 def test_the_table_gives_the_forward_passs_logits(
     workers: int, seed: int, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llama_plan, "_ATTENTION_TASKS", 2 * splits)
     model = in_float32(random_model(replace(BASE, num_heads=4, num_kv_heads=2)))
+    monkeypatch.setattr(Deal, "_cached", every_split_reads)
     plan = plan_decode(model.config, batch=1, workers=workers)
     graph, table, groups = plan.graph, plan.table, plan.groups
+    assert groups.of_kv_head == 1  # so a unit is its KV head's
     kv = model.new_cache(num_slots=1, capacity=CONTEXT + 1)
     kv.k.normal_(generator=torch.Generator().manual_seed(1))
     kv.v.normal_(generator=torch.Generator().manual_seed(2))
