@@ -327,7 +327,7 @@ def test_explain_says_which_kernel_runs_and_how_even_its_plan_is() -> None:
     assert explain(ffn, (4096,), *shapes[1:], device="cuda:sm_90", dtype="fp16").backend == "torch"
     assert explain(ffn, (64, 4096), *shapes[1:], device="cuda:sm_90", backend="wave").tile == "64 rows x 128, ring of 8"
     assert explain(ffn, *shapes, device="cuda:sm_80").backend == "torch"
-    with pytest.raises(UnsupportedError, match="GPU of compute capability 9.0"):
+    with pytest.raises(UnsupportedError, match=r"GPU of compute capability 9.0"):
         explain(ffn, (65, 4096), *shapes[1:], device="cuda:sm_90", backend="wave")
 
 
@@ -341,7 +341,7 @@ def test_explain_shows_the_plan_for_many_rows_and_what_was_measured(monkeypatch:
     two = explain("ffn", *shapes, device="cuda:sm_90", backend="streams", order="rows:8")
     assert two.programs == "131 + 132"
     assert "order rows:8, row" in str(two)
-    with pytest.raises(UnsupportedError, match="GPU of compute capability 9.0"):
+    with pytest.raises(UnsupportedError, match=r"GPU of compute capability 9.0"):
         explain("ffn", *shapes, device="cuda:sm_80", backend="chain")
     times = (2000.0, 1950.0, 2100.0, 1900.0, None)
     known = measured.Measured("a card", "bfloat16", 4096, 4096, 14336, 4096, True, *times, "ledger/x.jsonl:1-4")
