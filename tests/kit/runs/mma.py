@@ -138,7 +138,8 @@ def _ran(case: dict[str, Any], recorded: Recorded, built: Built) -> dict[str, An
         "kinds": sorted({access.op.split(".")[0] for access in accesses}),
         "strange": sorted(strange),
         "whole": read == set(np.arange(0, tile.shared_bytes, 16).tolist()) and built.shared == tile.shared_bytes,
-        "bits": hashlib.sha256(bits).hexdigest()[:16],
+        # Tokens outside of every sequence are whatever was there.
+        "bits": None if "packed" in case else hashlib.sha256(bits).hexdigest()[:16],
         "unguarded": _unguarded(built, given, written) if case.get("unguarded") else None,
     }
 
