@@ -13,7 +13,7 @@ from onewave.wave.launch.launch import runs_here
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 NAME = torch.cuda.get_device_name(CARD) if CARD.type == "cuda" else ""
-KNOWN = [row for row in MEASURED if row.gpu == NAME and row.rows <= 8192]
+KNOWN = [row for row in MEASURED if row.block.gpu == NAME and row.rows <= 8192]
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
@@ -37,7 +37,7 @@ def rows(count: int) -> Tensor:
 @pytest.mark.parametrize("gated", [False, True])
 def test_auto_gives_the_bits_of_the_backend_that_explain_names(gated: bool) -> None:
     up, down, gate = weights(gated)
-    for row in (each for each in KNOWN if each.gated is gated):
+    for row in (each for each in KNOWN if each.block.gated is gated):
         x = rows(row.rows)
         named = explain("ffn", x.shape, up.shape, down.shape, device=CARD, gated=gated).backend
         assert named == row.best

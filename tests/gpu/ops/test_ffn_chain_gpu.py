@@ -10,8 +10,9 @@ from torch import Tensor
 
 from onewave.base.errors import UnsupportedError, WaveStalled
 from onewave.ops.ffn import ffn
-from onewave.ops.ffn.chain.plan import BANDS, ChainSizes, ChainTile, plan_chain
+from onewave.ops.ffn.chain.plan import BANDS, ChainTile, plan_chain
 from onewave.ops.ffn.reference import ffn as in_torch
+from onewave.ops.ffn.sizes import FFNSizes
 from onewave.tiles.order.policies import POLICIES
 from onewave.wave.launch.launch import co_resident, runs_here
 
@@ -52,7 +53,7 @@ def made(given: Operands, *, workers: int | None = None, test: bool = False, **c
     from onewave.ops.ffn.chain.launch import Chain
 
     x, up, down, gate = given
-    sizes = ChainSizes(-(-len(x) // 128) * 128, x.shape[1], len(up), len(down), gate is not None)
+    sizes = FFNSizes(-(-len(x) // 128) * 128, x.shape[1], len(up), len(down), gate is not None)
     count = co_resident(x.device) if workers is None else workers
     plan = plan_chain(sizes, workers=count, **choices)  # type: ignore[arg-type] # the tests' own choices
     return Chain(plan, x.device, x.dtype, test=test)

@@ -11,8 +11,9 @@ import torch
 from kit.calls.call import Call, empty
 from onewave.ops.append_kv.op import append_kv
 from onewave.ops.ffn.chain.launch import Chain
-from onewave.ops.ffn.chain.plan import ChainSizes, ChainTile, plan_chain
+from onewave.ops.ffn.chain.plan import ChainTile, plan_chain
 from onewave.ops.ffn.op import ffn
+from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.linear.op import linear
 from onewave.ops.merge_attention.op import merge_attention
 from onewave.ops.rms_norm.op import add_rms_norm, rms_norm
@@ -62,7 +63,7 @@ def block(
     x, up, down = (empty(*shape, dtype=dtype) for shape in ((rows, _WIDE), (_INNER, _WIDE), (_WIDE, _INNER)))
     gate = up if gated else None
     if test or tile is not None:
-        plan = plan_chain(ChainSizes(rows, _WIDE, _INNER, _WIDE, gated), workers=132, tile=tile)
+        plan = plan_chain(FFNSizes(rows, _WIDE, _INNER, _WIDE, gated), workers=132, tile=tile)
         made = Chain(plan, torch.device("cuda", 0), dtype, activation=activation, test=test)
         (made.trace if test else made)(x, up, down, gate)
     else:

@@ -13,8 +13,9 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.explain import explain
 from onewave.ops.ffn import ffn, measured, pack_ffn
 from onewave.ops.ffn.reference import ffn as in_torch
+from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.ffn.wave.launch import PackedFFN
-from onewave.ops.ffn.wave.plan import DATA, ORDERS, FFNPlan, FFNSizes, plan_ffn, workers_for
+from onewave.ops.ffn.wave.plan import DATA, ORDERS, FFNPlan, plan_ffn, workers_for
 from onewave.tiles.proof.interpret import execute
 from onewave.wave.plan.operations import INPUT, OUTPUT
 from onewave.wave.plan.slices import slice_bounds
@@ -344,7 +345,8 @@ def test_explain_shows_the_plan_for_many_rows_and_what_was_measured(monkeypatch:
     with pytest.raises(UnsupportedError, match=r"GPU of compute capability 9.0"):
         explain("ffn", *shapes, device="cuda:sm_80", backend="chain")
     times = (2000.0, 1950.0, 2100.0, 1900.0, None)
-    known = measured.Measured("a card", "bfloat16", 4096, 4096, 14336, 4096, True, *times, "ledger/x.jsonl:1-4")
+    block = measured.Block(4096, 14336, 4096, True, "bfloat16", "a card")
+    known = measured.Measured(block, 4096, *times, "ledger/x.jsonl:1-4")
     monkeypatch.setattr(measured, "MEASURED", (known,))
     fused = explain("ffn", *shapes, device="cuda:sm_90", gated=True)
     assert fused.backend == "chain"

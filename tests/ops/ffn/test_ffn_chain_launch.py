@@ -18,9 +18,10 @@ from onewave.ops.ffn.call import FFNCall
 from onewave.ops.ffn.chain import kernel as chain_kernel_impl
 from onewave.ops.ffn.chain import launch as chain_impl
 from onewave.ops.ffn.chain.launch import Chain
-from onewave.ops.ffn.chain.plan import ChainSizes, ChainTile, plan_chain
+from onewave.ops.ffn.chain.plan import ChainTile, plan_chain
 from onewave.ops.ffn.choose import ChainChoice
 from onewave.ops.ffn.reference import ffn as in_torch
+from onewave.ops.ffn.sizes import FFNSizes
 from onewave.wave.kernel import finish
 
 TILE = ChainTile(1, 128, 3, 1)
@@ -118,7 +119,7 @@ def asked_for(*operands: Any) -> tuple[FFNCall, ChainChoice]:
     *given, order, policy, streams = operands
     name = "streams" if streams else "chain"
     call = FFNCall(*given, order, policy)
-    return call, ChainChoice(name, "", "", (), ChainSizes(len(call.x), *call.block), order, policy, 4)
+    return call, ChainChoice(name, "", "", (), FFNSizes(len(call.x), *call.block), order, policy, 4)
 
 
 def run(*operands: Any) -> Tensor:
@@ -188,7 +189,7 @@ def test_slices_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     x, up, down, gate = operands(100)
     wide, odd = torch.zeros(100, 136).half(), torch.zeros(320, 131).half()
     wide[:, :128], odd[:, 1:129] = x, up
-    plan = plan_chain(ChainSizes(128, 128, 320, 192, True), workers=4, tile=ChainTile(1, 128, 3, 1, 3))
+    plan = plan_chain(FFNSizes(128, 128, 320, 192, True), workers=4, tile=ChainTile(1, 128, 3, 1, 3))
     made = Chain(plan, torch.device("cpu"), torch.float16, activation="gelu")
     found = made(wide[:, :128], odd[:, 1:129], down, gate)
     assert_close(found, (x, up, down, gate), "gelu")
@@ -199,7 +200,7 @@ def test_slices_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_stall_says_who_waited_for_what_and_the_next_launch_works(monkeypatch: pytest.MonkeyPatch) -> None:
     Device(monkeypatch)
     given = operands(130)
-    plan = plan_chain(ChainSizes(192, 128, 320, 192, True), workers=4, tile=TILE)
+    plan = plan_chain(FFNSizes(192, 128, 320, 192, True), workers=4, tile=TILE)
     made = Chain(plan, torch.device("cpu"), torch.float16)
     right = made(*given)
     made.check()
@@ -221,19 +222,19 @@ def test_a_stall_says_who_waited_for_what_and_the_next_launch_works(monkeypatch:
 def test_the_trace_holds_every_task(monkeypatch: pytest.MonkeyPatch) -> None:
     Device(monkeypatch)
     given = operands(130)
-    plan = plan_chain(ChainSizes(192, 128, 320, 192, True), workers=4, tile=TILE)
+    plan = plan_chain(FFNSizes(192, 128, 320, 192, True), workers=4, tile=TILE)
     trace = Chain(plan, torch.device("cpu"), torch.float16).trace(*given)
     assert sorted(trace.task.tolist()) == list(range(len(plan.graph.tasks)))
     assert {phase.phase for phase in trace.phases()} == {"up", "down"}
 
 
 def test_what_a_device_can_not_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_chain(ChainSizes(128, 128, 320, 192, True), workers=6)
+    plan = plan_chain(FFNSizes(128, 128, 320, 192, True), workers=6)
     with pytest.raises(UnsupportedError, match=r"capability 9\.0"):
         Chain(plan, torch.device("cpu"), torch.float16)
     Device(monkeypatch, workers=4)
     with pytest.raises(UnsupportedError, match="holds at once"):
         Chain(plan, torch.device("cpu"), torch.float16)
-    small = plan_chain(ChainSizes(128, 128, 320, 192, True), workers=4)
+    small = plan_chain(FFNSizes(128, 128, 320, 192, True), workers=4)
     with pytest.raises(InvalidArgumentError, match="gelu"):
         Chain(small, torch.device("cpu"), torch.float16, activation="relu")

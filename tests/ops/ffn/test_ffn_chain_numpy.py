@@ -14,8 +14,9 @@ from torch import Tensor
 
 from kit.numpy_gpu.gluon_in_numpy import Matrix, Memory, Pointer, launch
 from onewave.ops.ffn.chain import kernel as chain_kernel_impl
-from onewave.ops.ffn.chain.plan import ChainPlan, ChainSizes, ChainTile, plan_chain
+from onewave.ops.ffn.chain.plan import ChainPlan, ChainTile, plan_chain
 from onewave.ops.ffn.reference import ffn as in_torch
+from onewave.ops.ffn.sizes import FFNSizes
 from onewave.wave.kernel import finish
 
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
@@ -129,7 +130,7 @@ SMALL, WIDE = ChainTile(1, 128, 3, 2), ChainTile(2, 256, 2, 1)
 def test_the_kernels_source_computes_the_block_launch_after_launch(
     rows: int, tile: ChainTile, order: str, policy: str, workers: int, gated: bool
 ) -> None:
-    sizes = ChainSizes(rows, 128, 448, 320, gated)
+    sizes = FFNSizes(rows, 128, 448, 320, gated)
     chain = Chain(plan_chain(sizes, workers=workers, order=order, policy=policy, tile=tile))
     for seed in (10, 11):
         x = randn(rows, 128, seed=seed).half()
@@ -139,7 +140,7 @@ def test_the_kernels_source_computes_the_block_launch_after_launch(
 @pytest.mark.parametrize(("order", "splits"), [("half_row", 2), ("rows:2", 3), ("accumulate-first-column", 7)])
 @pytest.mark.parametrize("workers", [1, 4])
 def test_slices_of_the_second_product_are_added_up_in_their_order(order: str, splits: int, workers: int) -> None:
-    sizes = ChainSizes(70, 64, 448, 192, True)
+    sizes = FFNSizes(70, 64, 448, 192, True)
     plan = plan_chain(sizes, workers=workers, order=order, tile=ChainTile(1, 128, 3, 1, splits))
     chain = Chain(plan)
     assert chain.arguments["SPLIT"]
@@ -151,14 +152,14 @@ def test_slices_of_the_second_product_are_added_up_in_their_order(order: str, sp
 
 @pytest.mark.parametrize("activation", ["gelu", None])
 def test_every_activation(activation: str | None) -> None:
-    plan = plan_chain(ChainSizes(66, 64, 192, 64, False), workers=2, tile=SMALL)
+    plan = plan_chain(FFNSizes(66, 64, 192, 64, False), workers=2, tile=SMALL)
     chain = Chain(plan, activation)
     x = randn(66, 64).half()
     chain.assert_right(x, chain(x))
 
 
 def test_the_two_launches_of_the_streams_give_the_same_bits_as_one() -> None:
-    sizes, tile = ChainSizes(130, 128, 320, 192, True), ChainTile(1, 128, 3, 1)
+    sizes, tile = FFNSizes(130, 128, 320, 192, True), ChainTile(1, 128, 3, 1)
     x = randn(130, 128).half()
     one = Chain(plan_chain(sizes, workers=3, tile=tile))
     two = Chain(plan_chain(sizes, workers=3, tile=tile, streams=True))
@@ -169,7 +170,7 @@ def test_the_two_launches_of_the_streams_give_the_same_bits_as_one() -> None:
 
 def test_delays_at_random_places_orders_and_workers_change_no_bit() -> None:
     dice = random.Random(5)
-    sizes, tile = ChainSizes(130, 64, 320, 128, True), ChainTile(1, 128, 2, 1, 2)
+    sizes, tile = FFNSizes(130, 64, 320, 128, True), ChainTile(1, 128, 2, 1, 2)
     x = randn(130, 64).half()
     right = Chain(plan_chain(sizes, workers=1, tile=tile))(x)
     for workers, order, policy in ((3, "rows:2", "row"), (5, "skewed:1", "tile"), (4, "sequential", "none")):
@@ -180,7 +181,7 @@ def test_delays_at_random_places_orders_and_workers_change_no_bit() -> None:
 
 def test_a_post_before_the_stores_have_landed_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulated device itself: without the wait for the writes, the second product reads what is not there yet."""
-    chain = Chain(plan_chain(ChainSizes(64, 64, 128, 64, False), workers=2, tile=SMALL))
+    chain = Chain(plan_chain(FFNSizes(64, 64, 128, 64, False), workers=2, tile=SMALL))
     x = randn(64, 64).half()
     chain.assert_right(x, chain(x))
     monkeypatch.setattr("kit.numpy_gpu.gluon_in_numpy.Stores.wait_until_written", lambda self: self.wait_until_read())

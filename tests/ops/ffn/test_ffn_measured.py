@@ -21,7 +21,7 @@ from onewave.ops.ffn import measured as table
 from onewave.ops.ffn.call import FFNCall
 from onewave.ops.ffn.chain import launch as chain_impl
 from onewave.ops.ffn.choose import ChainChoice
-from onewave.ops.ffn.measured import MARGIN, MEASURED, Measured, fastest
+from onewave.ops.ffn.measured import MARGIN, MEASURED, Block, Measured, fastest
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.ops.ffn.wave import launch as wave_impl
 
@@ -32,7 +32,7 @@ def named(row: Measured) -> dict[str, float]:
     return {name: time for name, time in {**times, "cuBLAS, gate": row.together_us}.items() if time is not None}
 
 
-@pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row.rows}{'-gated' if row.gated else ''}")
+@pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row.rows}{'-gated' * row.block.gated}")
 def test_every_row_of_the_table_is_what_the_ledger_has(row: Measured) -> None:
     path, _, lines = row.source.partition(":")
     first, last = map(int, lines.split("-"))
@@ -40,21 +40,21 @@ def test_every_row_of_the_table_is_what_the_ledger_has(row: Measured) -> None:
     found: dict[str, float] = {}
     for line in ledger[first - 1 : last]:
         record = json.loads(line)
-        assert (record["metric"], record["device_name"], record["unit"]) == ("ffn", row.gpu, "us")
-        sizes = f"{row.rows}x{row.hidden}x{row.intermediate}{' gated' if row.gated else ''}"
-        assert (record["extra"]["shape"], record["extra"]["dtype"]) == (sizes, row.dtype)
-        assert row.out == row.hidden
+        assert (record["metric"], record["device_name"], record["unit"]) == ("ffn", row.block.gpu, "us")
+        sizes = f"{row.rows}x{row.block.hidden}x{row.block.intermediate}{' gated' * row.block.gated}"
+        assert (record["extra"]["shape"], record["extra"]["dtype"]) == (sizes, row.block.dtype)
+        assert row.block.out == row.block.hidden
         name = record["extra"]["implementation"]
         found[" ".join(name.split()[:2]) if name.startswith("cuBLAS") else name.split(",")[0]] = record["p50"]
     assert found == {name: pytest.approx(time, abs=0.051) for name, time in named(row).items()}
 
 
 def test_no_number_of_rows_stands_in_the_table_twice() -> None:
-    keys = [(row.gpu, row.dtype, row.rows, row.hidden, row.intermediate, row.out, row.gated) for row in MEASURED]
+    keys = [(row.block, row.rows) for row in MEASURED]
     assert len(set(keys)) == len(keys)
 
 
-@pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row.rows}{'-gated' if row.gated else ''}")
+@pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row.rows}{'-gated' * row.block.gated}")
 def test_one_launch_is_taken_exactly_where_it_was_ahead_of_every_arrangement_of_two(row: Measured) -> None:
     times = named(row)
     fused = min(time for name, time in times.items() if name in ("wave", "chain"))
@@ -64,12 +64,15 @@ def test_one_launch_is_taken_exactly_where_it_was_ahead_of_every_arrangement_of_
         assert times[row.best] == fused
 
 
+BLOCK = Block(128, 192, 128, False, "bfloat16", "card")
+
+
 def line(
     rows: int, products: float, together: float | None, streams: float, chain: float, wave: float | None
 ) -> Measured:
     gated = together is not None
     times = (products, together, streams, chain, wave)
-    return Measured("card", "bfloat16", rows, 128, 192, 128, gated, *times, f"ledger/x.jsonl:{rows}")
+    return Measured(BLOCK._replace(gated=gated), rows, *times, f"ledger/x.jsonl:{rows}")
 
 
 def test_a_lead_within_what_runs_differ_by_is_none() -> None:
@@ -88,12 +91,16 @@ TABLE = (
 )
 
 
-def best(rows: int, table: tuple[Measured, ...] = TABLE, **change: Any) -> str:
-    asked = {"hidden": 128, "intermediate": 192, "out": 128, "gated": False, "dtype": "bfloat16"} | change
-    return fastest(rows, **asked, table=table)
+@pytest.fixture
+def best(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def best(rows: int, known: tuple[Measured, ...] = TABLE, **change: Any) -> str:
+        monkeypatch.setattr(table, "MEASURED", known)
+        return fastest(rows, BLOCK._replace(gpu=None)._replace(**change))
+
+    return best
 
 
-def test_between_measured_rows_only_what_both_sides_agree_on_is_known() -> None:
+def test_between_measured_rows_only_what_both_sides_agree_on_is_known(best: Any) -> None:
     assert [best(rows) for rows in (1, 5, 8, 9, 63, 64, 65, 256, 300, 512)] == [
         *("wave", "wave", "wave", "torch", "torch", "torch", "torch", "chain", "torch", "streams"),
     ]
@@ -108,14 +115,14 @@ def test_between_measured_rows_only_what_both_sides_agree_on_is_known() -> None:
     "change",
     [{"hidden": 192}, {"intermediate": 256}, {"out": 192}, {"gated": True}, {"dtype": "float16"}, {"gpu": "another"}],
 )
-def test_another_block_dtype_or_card_is_not_known(change: dict[str, Any]) -> None:
+def test_another_block_dtype_or_card_is_not_known(best: Any, change: dict[str, Any]) -> None:
     assert best(1) == "wave"
     assert best(1, **change) == "torch"
 
 
 def test_explain_prints_the_table_with_its_lines_and_losses() -> None:
     text = str(explain("ffn", (100, 4096), (14336, 4096), (4096, 14336), device="cuda:sm_90"))
-    known = [row for row in MEASURED if not row.gated and row.hidden == 4096]
+    known = [row for row in MEASURED if not row.block.gated and row.block.hidden == 4096]
     assert known
     for row in known:
         assert f"{row.rows} rows: two products {row.products_us:.1f}" in text
@@ -306,7 +313,13 @@ def test_the_docs_tables_are_the_tables_rows() -> None:
     assert len(printed) == len(found) == len(MEASURED)
     for row in MEASURED:
         cells = [cell.replace(",", "") for cell in found[row.source]]
-        times = [row.products_us, *([row.together_us] if row.gated else []), row.streams_us, row.chain_us, row.wave_us]
+        times = [
+            row.products_us,
+            *([row.together_us] if row.block.gated else []),
+            row.streams_us,
+            row.chain_us,
+            row.wave_us,
+        ]
         shown = [f"{row.rows}", *("" if t is None else f"{t:.1f}" if t < 1000 else f"{t:.0f}" for t in times)]
         ratio = f"{row.two_launches_us / row.one_launch[1]:.3f}"
         assert cells[:-1] == [*shown, ratio, {"torch": "two products"}.get(row.best, row.best)]

@@ -19,7 +19,8 @@ from kit.numpy_gpu.simulated_device import Bench, words
 from kit.numpy_gpu.simulated_wave import LONG, Simulated
 from onewave.models import llama_plan
 from onewave.models.config.model_config import RopeConfig
-from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
+from onewave.ops.ffn.sizes import FFNSizes
+from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.wave.weights.pack import Weight, pack_stream
 
 

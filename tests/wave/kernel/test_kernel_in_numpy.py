@@ -13,7 +13,8 @@ from torch import Tensor
 from kit.numpy_gpu.simulated_device import Bench, words
 from onewave.base.weight_formats import COMPACT
 from onewave.ops.ffn.reference import ffn as in_torch
-from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
+from onewave.ops.ffn.sizes import FFNSizes
+from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.wave.plan.steps import Place
 from onewave.wave.weights.pack import Weight, WeightStream, pack_stream
 

@@ -11,7 +11,8 @@ import torch
 from kit.models.tiny_decoders import BASE
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled
 from onewave.models.llama_plan import plan_decode
-from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
+from onewave.ops.ffn.sizes import FFNSizes
+from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.tiles.order.policies import plan
 from onewave.tiles.order.schedule import Mode
 from onewave.tiles.proof.table import TaskTable, lower

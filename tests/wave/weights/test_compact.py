@@ -14,7 +14,8 @@ from kit.numpy_gpu.numpy_memory import compact_numbers, listed_numbers, wrapped
 from kit.operands.compact import bits_of, randn, shape_of
 from kit.ptx.ptx_text import executed
 from onewave.base.weight_formats import COMPACT
-from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
+from onewave.ops.ffn.sizes import FFNSizes
+from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.wave.kernel.widen import compact_values
 from onewave.wave.kernel.words import boxes_of, tile_bytes
 from onewave.wave.plan.layout import COMPACT_BYTES, LIST_WORDS, TileShape, tile_shape

@@ -11,7 +11,8 @@ from torch import Tensor
 from kit.operands.compact import bits_of, randn, shape_of
 from onewave.base.weight_formats import COMPACT
 from onewave.engine.load.compile_wave import compile_packing
-from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
+from onewave.ops.ffn.sizes import FFNSizes
+from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.wave.plan.layout import LIST_WORDS, TileShape
 from onewave.wave.weights import compact_impl
 from onewave.wave.weights.compact import bases_of, compact_images, scales_of

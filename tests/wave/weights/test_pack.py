@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
-from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
+from onewave.ops.ffn.sizes import FFNSizes
+from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.wave.plan.layout import tile_shape
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights import pack

@@ -16,7 +16,8 @@ from kit.ptx.ptx_text import executed
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.rounding import restore_rows, round_rows
 from onewave.base.weight_formats import ROUNDINGS, Rounding, find_rounding
-from onewave.ops.ffn.wave.plan import FFNSizes, plan_ffn
+from onewave.ops.ffn.sizes import FFNSizes
+from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.wave.kernel.widen import byte_values
 from onewave.wave.plan.layout import tile_shape
 from onewave.wave.plan.program import WaveProgram

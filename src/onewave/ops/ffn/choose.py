@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -14,9 +14,10 @@ from onewave.base.errors import UnsupportedError
 from onewave.ops.backends import load
 from onewave.ops.choice import Asked, Choice, Reason, because, empty_on_meta
 from onewave.ops.ffn.call import HALVES, FFNCall, check_choices, check_dtype, check_operands, suits
-from onewave.ops.ffn.chain.plan import ChainPlan, ChainSizes, plan_chain
-from onewave.ops.ffn.measured import fastest, table_lines
-from onewave.ops.ffn.wave.plan import DATA, FFNPlan, FFNSizes, has_plan, keeps_compact, plan_ffn, workers_for
+from onewave.ops.ffn.chain.plan import ChainPlan, plan_chain
+from onewave.ops.ffn.measured import Block, fastest, table_lines
+from onewave.ops.ffn.sizes import FFNSizes
+from onewave.ops.ffn.wave.plan import DATA, FFNPlan, has_plan, keeps_compact, plan_ffn, workers_for
 from onewave.wave.plan.layout import MAX_ROWS
 
 _IN_TORCH = "ffn/reference.py: products one by one"
@@ -37,7 +38,7 @@ class WaveChoice(Choice):
     @cached_property
     def compact(self) -> bool:
         """Whether the packed copy keeps thirteen bits a weight."""
-        return keeps_compact(self.dtype, self.sizes.batch, self.order, self.policy)
+        return keeps_compact(self.dtype, self.sizes.rows, self.order, self.policy)
 
     @cached_property
     def how(self) -> dict[str, Any]:
@@ -54,23 +55,19 @@ class WaveChoice(Choice):
 
     @property
     def tile(self) -> str:
-        """Of a weight."""
         shape = self.plan.programs[0].shape
         return f"{shape.rows} rows x {shape.cols}, ring of {shape.ring}"
 
     @property
     def split(self) -> str:
-        """Slices of K of the two products."""
         return "K in {} and {}".format(*self.plan.splits)
 
     @property
     def programs(self) -> str:
-        """Workers."""
         return str(self.how["workers"])
 
     @property
     def why(self) -> tuple[Reason, ...]:
-        """What the plan is like, and what was measured."""
         lanes = [[int(count) for count in program.lanes[:, 0]] for program in self.plan.programs]
         tiles = [sum(counts) for counts in zip(*lanes, strict=True)]
         tasks, workers = sum(table.num_tasks for table in self.plan.tables), self.how["workers"]
@@ -94,7 +91,7 @@ class WaveChoice(Choice):
 class ChainChoice(Choice):
     """One launch, or two side by side on two streams, from the weights as they are."""
 
-    sizes: ChainSizes
+    sizes: FFNSizes
     order: str
     policy: str
     workers: int
@@ -111,23 +108,19 @@ class ChainChoice(Choice):
 
     @property
     def tile(self) -> str:
-        """Of a product."""
         tile = self.plan.tile
         return f"{tile.rows} rows x {tile.columns}, ring of {tile.stages}"
 
     @property
     def split(self) -> str:
-        """Slices of K of the two products."""
         return f"K in 1 and {self.plan.tile.splits}"
 
     @property
     def programs(self) -> str:
-        """Thread blocks of each launch."""
         return " + ".join(str(len(lanes)) for lanes in self.plan.lanes)
 
     @property
     def why(self) -> tuple[Reason, ...]:
-        """What the plan is like, and what was measured."""
         made = self.plan
         steps = int(made.records[:, 4].sum())
         launches = "two launches side by side" if self.streams else "one launch"
@@ -145,34 +138,30 @@ class ChainChoice(Choice):
         )  # fmt: skip
 
 
-class _Facts(NamedTuple):
-    """All that a choice depends on. block: (hidden, intermediate, out, gated)."""
-
-    rows: int
-    block: tuple[int, int, int, bool]
-    dtype: torch.dtype
-    order: str
-    policy: str
-    backend: str
-    workers: int | None
-    device: Device
-
-
 def choose(call: FFNCall) -> Choice:
     """Return what runs where memory allows it; see ops/choice.py, and op.py for what else a launch looks at.
 
     Raises UnsupportedError where the named backend does not take the call.
     """
     named = (call.order, call.policy, call.backend, call.workers)
-    return _chosen(_Facts(len(call.x), call.block, call.x.dtype, *named, call.device))
+    return _chosen(FFNSizes(len(call.x), *call.block), call.x.dtype, *named, call.device)
 
 
 @lru_cache(maxsize=1024)
-def _chosen(facts: _Facts) -> Choice:
-    rows, block, dtype, order, policy, backend, workers, device = facts
+def _chosen(
+    sizes: FFNSizes,
+    dtype: torch.dtype,
+    order: str,
+    policy: str,
+    backend: str,
+    workers: int | None,
+    device: Device,
+) -> Choice:
+    rows = sizes.rows
     here = device.capability == (9, 0) and dtype in HALVES
     name = str(dtype).removeprefix("torch.")
-    known = tuple(because("{}", line) for line in table_lines(*block, name, gpu=device.name))
+    block = Block(sizes.hidden, sizes.intermediate, sizes.out, sizes.gated, name, device.name)
+    known = tuple(because("{}", line) for line in table_lines(block))
     if backend not in ("auto", "torch", "reference") and not (
         here and rows >= 1 and (rows <= MAX_ROWS or backend != "wave")
     ):
@@ -181,7 +170,7 @@ def _chosen(facts: _Facts) -> Choice:
         return products(_PRODUCTS_ALONE)
     wanted = "torch" if backend == "reference" else backend
     if backend == "auto":
-        wanted = fastest(rows, *block, name, gpu=device.name) if rows else "torch"
+        wanted = fastest(rows, block) if rows else "torch"
         if not suits(wanted, order, policy):
             return products(because("{} has no such order or policy", wanted), *known)
     if wanted == "torch":
@@ -189,11 +178,11 @@ def _chosen(facts: _Facts) -> Choice:
     if wanted != "wave":
         return ChainChoice(
             wanted, "chain.launch", "ffn/chain/kernel.py: chain_kernel", known,
-            ChainSizes(rows, *block), order, policy, workers or device.num_sms,
+            sizes, order, policy, workers or device.num_sms,
         )  # fmt: skip
     made = WaveChoice(
         "wave", "wave.launch", "wave/kernel/kernel.py: wave_kernel", known,
-        FFNSizes(1 << (rows - 1).bit_length(), *block), *of_the_wave(order, policy), dtype, device.num_sms, workers,
+        replace(sizes, rows=1 << (rows - 1).bit_length()), *of_the_wave(order, policy), dtype, device.num_sms, workers,
     )  # fmt: skip
     if backend == "auto" and (order, policy) != ("auto", "auto") and not has_plan(made.sizes, **made.how):
         return products(because("wave has no plan for so many rows in order {}", made.order), *known)

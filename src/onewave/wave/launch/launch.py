@@ -16,11 +16,10 @@ from onewave.wave.launch.block_table import check_entries, check_pages
 from onewave.wave.launch.boxes import keys_box, rows_box, streams_keys
 from onewave.wave.launch.checks import check_cache, check_sequences
 from onewave.wave.launch.state import LaunchState
-from onewave.wave.launch.watch import stalls
+from onewave.wave.launch.watch import measured_trace, stalls
 from onewave.wave.plan.layout import POINTERS, TOGETHER
 from onewave.wave.plan.operations import HeadGroups
 from onewave.wave.plan.pace import in_flight
-from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.resources import kernel_resources
 from onewave.wave.plan.steps import LaunchPlaces, Place, words_of
 from onewave.wave.weights.pack import WeightStream
@@ -275,19 +274,25 @@ class Wave:
         """Run one decode step and return its trace; waits for the device. Arguments and errors as in decode."""
         assert self._attention is not None
         self._check(tokens, positions, slots, logits)
-        words = torch.zeros(len(self.program.steps) * 4, dtype=torch.int32, device=self.device)
+        words = self._trace_words()
         self._launch(self._attention.embedding, logits, None, words, (tokens, positions, slots))
-        torch.cuda.synchronize(self.device)
-        self.check()
-        return _trace(self.program, words.cpu().numpy().reshape(-1, 4))
+        return self._trace(words)
 
     def trace(self, x: Tensor, out: Tensor) -> Trace:
         """Run once and return when every task waited, started and ended; waits for the device."""
-        words = torch.zeros(len(self.program.steps) * 4, dtype=torch.int32, device=self.device)
+        words = self._trace_words()
         self._run(x, out, None, words)
+        return self._trace(words)
+
+    def _trace_words(self) -> Tensor:
+        return torch.zeros(len(self.program.steps) * 4, dtype=torch.int32, device=self.device)
+
+    def _trace(self, words: Tensor) -> Trace:
         torch.cuda.synchronize(self.device)
         self.check()
-        return _trace(self.program, words.cpu().numpy().reshape(-1, 4))
+        program = self.program
+        numbers, steps = np.arange(len(program.steps)), program.lanes[:, 3]
+        return measured_trace(words.cpu().numpy().reshape(-1, 4), steps, numbers, program.names, program.phases)
 
     def _run(self, x: Tensor, out: Tensor, keep_back: str | None, trace: Tensor | None) -> None:
         for name, tensor in (("x", x), ("out", out)):
@@ -385,24 +390,3 @@ def _gluon_dtype(dtype: torch.dtype) -> Any:
     from triton.experimental.gluon import language as gl
 
     return gl.bfloat16 if dtype is torch.bfloat16 else gl.float16
-
-
-def _trace(program: WaveProgram, words: np.ndarray[Any, np.dtype[np.int32]]) -> Trace:
-    times = words[:, :3].astype(np.int64)
-    first = times[:, 0].min(initial=2**31 - 1)
-    # The timer's low word wraps every 4.3 s; differences modulo 2^32 stay right.
-    times = (times - first + (1 << 31)) % (1 << 32) - (1 << 31)
-    times -= times[:, 0].min(initial=0)
-    worker = np.repeat(np.arange(program.workers), program.lanes[:, 3])
-    return Trace(
-        source="measured",
-        unit="ns",
-        workers=program.workers,
-        task=np.arange(len(times), dtype=np.int64),
-        worker=worker.astype(np.int64),
-        wait_start=times[:, 0].astype(np.float64),
-        start=times[:, 1].astype(np.float64),
-        end=times[:, 2].astype(np.float64),
-        name=program.names,
-        phase=program.phases,
-    )

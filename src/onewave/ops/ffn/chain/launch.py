@@ -17,12 +17,13 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError, WaveStal
 from onewave.gpu.launch import launch_kernel
 from onewave.ops.ffn.call import FFNCall
 from onewave.ops.ffn.chain.kernel import chain_kernel, started_kernel
-from onewave.ops.ffn.chain.plan import ChainPlan, ChainSizes, ChainTile, plan_chain
+from onewave.ops.ffn.chain.plan import ChainPlan, ChainTile, plan_chain
 from onewave.ops.ffn.choose import ChainChoice
+from onewave.ops.ffn.sizes import FFNSizes
 from onewave.tiles.graph.builders import cuts
 from onewave.tiles.sim.trace import Trace
 from onewave.wave.launch.launch import ACTIVATIONS, POLLS, co_resident, runs_here
-from onewave.wave.launch.watch import HEADER_WORDS, RECORD_WORDS, watch_words
+from onewave.wave.launch.watch import measured_trace, stall_records, watch_words
 
 # Polls of the warp that watches the first launch begin: it may have to wait for whatever else the GPU is doing.
 _PATIENT_POLLS = 1 << 23
@@ -152,7 +153,10 @@ class Chain:
         self._run(x, w_up, w_down, w_gate, -1, words)
         torch.cuda.synchronize(self.device)
         self.check()
-        return _trace(self.plan, words.cpu().numpy().reshape(-1, 4))
+        number = self.plan.records[:, 11]
+        steps, tasks = np.concatenate([lanes[:, 1] for lanes in self.plan.lanes]), self.plan.graph.tasks
+        names, phases = ([getattr(tasks[at], of) for at in number.tolist()] for of in ("name", "phase"))
+        return measured_trace(words.cpu().numpy().reshape(-1, 4), steps, number, names, phases)
 
     def _box(self, tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
         return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [rows, columns], self._layout)
@@ -229,19 +233,15 @@ class Chain:
         )
 
     def _stalls(self, watch: Tensor, counters: int) -> list[dict[str, object]]:
-        """One entry a block that gave up, from spin.py's records."""
-        records = watch.cpu().numpy()[HEADER_WORDS:].reshape(-1, RECORD_WORDS)
+        """One entry a block that gave up."""
         found: list[dict[str, object]] = []
-        for worker, record in enumerate(records):
-            if not int(record[0]):
-                continue
-            number = (int(record[2:4].view(np.uint64)[0]) - counters) // 4
+        for stall in stall_records(watch.cpu().numpy()):
+            number = (stall.address - counters) // 4
             known = 0 <= number < len(self.plan.totals)
             counter = f"counter {number}" if known else "the first launch's blocks"
-            task = self.plan.name(int(record[1])) if known else "watcher"
-            found.append(
-                {"worker": worker, "task": task, "counter": counter, "expected": int(record[4]), "got": int(record[5])}
-            )
+            task = self.plan.name(stall.step) if known else "watcher"
+            numbers = {"expected": stall.expected, "got": stall.got}
+            found.append({"worker": stall.worker, "task": task, "counter": counter, **numbers})
         return found
 
 
@@ -251,81 +251,37 @@ def _describable(tensor: Tensor) -> Tensor:
     return tensor if fits and tensor.data_ptr() % 16 == 0 else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _trace(plan: ChainPlan, words: np.ndarray[Any, np.dtype[np.int32]]) -> Trace:
-    times = words[:, :3].astype(np.int64)
-    # The timer's low word wraps every 4.3 s: differences are right all the same.
-    times = (times - times[0, 0] + (1 << 31)) % (1 << 32) - (1 << 31)
-    times -= times[:, 0].min()
-    counts = np.concatenate([lanes[:, 1] for lanes in plan.lanes])
-    tasks = [plan.graph.tasks[int(task)] for task in plan.records[:, 11]]
-    return Trace(
-        source="measured",
-        unit="ns",
-        workers=plan.workers,
-        task=plan.records[:, 11].astype(np.int64),
-        worker=np.repeat(np.arange(plan.workers), counts).astype(np.int64),
-        wait_start=times[:, 0].astype(np.float64),
-        start=times[:, 1].astype(np.float64),
-        end=times[:, 2].astype(np.float64),
-        name=tuple(task.name for task in tasks),
-        phase=tuple(task.phase for task in tasks),
-    )
-
-
-@dataclass(frozen=True)
-class _Question:
-    """What a kept Chain was made for."""
-
-    sizes: ChainSizes
-    device: torch.device
-    dtype: torch.dtype
-    activation: str | None
-    order: str
-    policy: str
-    streams: bool
-    workers: int
-    tile: ChainTile | None
-
-
-_kept: OrderedDict[_Question, Chain] = OrderedDict()
+# What plan_chain takes, the device, the dtype and the activation, of each.
+_Asked = tuple[FFNSizes, int, str, str, ChainTile | None, bool, torch.device, torch.dtype, str | None]
+_kept: OrderedDict[_Asked, Chain] = OrderedDict()
 _recorded: set[Chain] = set()
 _lock = threading.Lock()
 
 
-def _chain(asked: _Question) -> Chain:
-    with _lock:
-        made = _kept.get(asked)
-        if made is None:
-            plan = plan_chain(
-                asked.sizes,
-                workers=asked.workers,
-                order=asked.order,
-                policy=asked.policy,
-                streams=asked.streams,
-                tile=asked.tile,
-            )
-            made = _kept[asked] = Chain(plan, asked.device, asked.dtype, activation=asked.activation)
-            while len(_kept) > _MAX_KEPT:
-                oldest = next(iter(_kept))
-                torch.cuda.synchronize(oldest.device)  # a launch on another stream may still read what goes
-                del _kept[oldest]
-        _kept.move_to_end(asked)
-        if torch.cuda.is_current_stream_capturing():
-            _recorded.add(made)
-    return made
-
-
-def _asked(call: FFNCall, *, streams: bool, tile: ChainTile | None = None) -> _Question:
+def _asked(call: FFNCall, *, streams: bool, tile: ChainTile | None = None) -> _Asked:
     # The plan knows rows by the tile; what is beyond the last one, TMA leaves out.
     x = call.x
-    rows = 64 if len(x) <= 64 else cuts(len(x), _ROWS) * _ROWS
-    options = (call.activation, call.order, call.policy, streams, co_resident(x.device), tile)
-    return _Question(ChainSizes(rows, *call.block), x.device, x.dtype, *options)
+    sizes = FFNSizes(64 if len(x) <= 64 else cuts(len(x), _ROWS) * _ROWS, *call.block)
+    return sizes, co_resident(x.device), call.order, call.policy, tile, streams, x.device, x.dtype, call.activation
 
 
 def chain(call: FFNCall, *, streams: bool = False, tile: ChainTile | None = None) -> Chain:
     """Return the Chain for a call's sizes, kept from call to call."""
-    return _chain(_asked(call, streams=streams, tile=tile))
+    asked = _asked(call, streams=streams, tile=tile)
+    with _lock:
+        made = _kept.get(asked)
+        if made is None:
+            sizes, workers, order, policy, tile, streams, device, dtype, activation = asked
+            plan = plan_chain(sizes, workers=workers, order=order, policy=policy, tile=tile, streams=streams)
+            made = _kept[asked] = Chain(plan, device, dtype, activation=activation)
+            while len(_kept) > _MAX_KEPT:
+                oldest = next(iter(_kept.values()))
+                torch.cuda.synchronize(oldest.device)  # a launch on another stream may still read what goes
+                _kept.popitem(last=False)
+        _kept.move_to_end(asked)
+        if torch.cuda.is_current_stream_capturing():
+            _recorded.add(made)
+    return made
 
 
 def is_ready(call: FFNCall, choice: ChainChoice) -> bool:

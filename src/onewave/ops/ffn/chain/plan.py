@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.ops.ffn.sizes import FFNSizes
 from onewave.tiles.graph.builders import Builder, cuts
 from onewave.tiles.graph.graph import Tile, TileGraph
 from onewave.tiles.order.chain import coordinates, half_row, linear_extension
-from onewave.tiles.order.orders import ORDERS, grid_order, task_order
-from onewave.tiles.order.policies import POLICIES, plan
+from onewave.tiles.order.orders import grid_order, task_order
+from onewave.tiles.order.policies import plan
 from onewave.tiles.order.schedule import Mode
 from onewave.tiles.proof.table import TaskTable, lower
 from onewave.tiles.proof.verify import verify
@@ -43,17 +44,6 @@ _FLOPS_A_NS, _L2_BYTES_A_NS, _MEMORY_BYTES_A_NS, _ADD_NS = 700_000.0, 7_000.0, 4
 # From here on every worker has several of the widest tiles.
 _MANY_ROWS = 4096
 _ADDS, _LEAVES = 1, 2
-
-
-@dataclass(frozen=True)
-class ChainSizes:
-    """x [rows, hidden] -> [rows, intermediate] -> [rows, out]."""
-
-    rows: int
-    hidden: int
-    intermediate: int
-    out: int
-    gated: bool
 
 
 @dataclass(frozen=True)
@@ -104,7 +94,7 @@ class ChainPlan:
     table: the proved table; predicted: nanoseconds that the dealing expects, in units of a step's cost.
     """
 
-    sizes: ChainSizes
+    sizes: FFNSizes
     tile: ChainTile
     order: str
     policy: str
@@ -128,7 +118,7 @@ class ChainPlan:
 
 
 @lru_cache(maxsize=256)
-def default_tile(sizes: ChainSizes, workers: int, splits: int | None = None) -> ChainTile:
+def default_tile(sizes: FFNSizes, workers: int, splits: int | None = None) -> ChainTile:
     """The tile that the dealing expects to end first, with as many slices of K or with `splits`.
 
     With many rows that is the widest, uncut.
@@ -142,7 +132,7 @@ def default_tile(sizes: ChainSizes, workers: int, splits: int | None = None) -> 
     return min(tried, key=lambda tile: _expected_ns(sizes, tile, workers))
 
 
-def _expected_ns(sizes: ChainSizes, tile: ChainTile, workers: int) -> float:
+def _expected_ns(sizes: FFNSizes, tile: ChainTile, workers: int) -> float:
     """Time of the plan in the order "skewed", by the dealing and what bounds a step: arithmetic, L2 or memory."""
     wide = tile.columns // 2 if sizes.gated else tile.columns
     rows, columns, outs = cuts(sizes.rows, tile.rows), cuts(sizes.intermediate, wide), cuts(sizes.out, tile.columns)
@@ -152,7 +142,7 @@ def _expected_ns(sizes: ChainSizes, tile: ChainTile, workers: int) -> float:
     row = np.concatenate((ups // columns, downs // (outs * tile.splits)))
     place = np.concatenate((ups % columns, downs % (outs * tile.splits)))
     steps = np.where(kind == 0, sizes.hidden // _STEP, np.diff(slices)[place % tile.splits])
-    band = BANDS["skewed"][1]
+    band = BANDS["skewed"]
     ids = np.lexsort((row, place, kind, row // band + kind))
     end = _deal(ids, row, kind, np.stack((steps, steps), axis=1), (workers,))[1]
     flops, bytes_a_step = 2 * tile.rows * tile.columns * _STEP, 2 * (tile.rows + tile.columns) * _STEP
@@ -162,7 +152,7 @@ def _expected_ns(sizes: ChainSizes, tile: ChainTile, workers: int) -> float:
     return end * step + (_ADD_NS if tile.splits > 1 else 0.0)
 
 
-def chain_graph(sizes: ChainSizes, tile: ChainTile) -> TileGraph:
+def chain_graph(sizes: FFNSizes, tile: ChainTile) -> TileGraph:
     """The two products as tiles; a task reads whole panels along K. Task.index: (row block, column, K slice)."""
     wide = tile.columns // 2 if sizes.gated else tile.columns
     rows, columns, outs = cuts(sizes.rows, tile.rows), cuts(sizes.intermediate, wide), cuts(sizes.out, tile.columns)
@@ -203,24 +193,6 @@ def chain_graph(sizes: ChainSizes, tile: ChainTile) -> TileGraph:
     return build.graph()
 
 
-def banded(graph: TileGraph, rows: int) -> Ints:
-    """`rows` row blocks at a time through both products, column by column inside a band."""
-    at = coordinates(graph)
-    return linear_extension(graph, (at.row // rows, at.stage, at.split, at.column, at.row))
-
-
-def skewed(graph: TileGraph, rows: int) -> Ints:
-    """As `banded`, but a band's second product comes after the next band's first, so that no block waits in between."""
-    at = coordinates(graph)
-    return linear_extension(graph, (at.row // rows + at.stage, at.stage, at.split, at.column, at.row))
-
-
-def raster(graph: TileGraph, rows: int) -> Ints:
-    """One product after the other, each in bands of `rows` row blocks, column by column inside a band."""
-    at = coordinates(graph)
-    return linear_extension(graph, (at.stage, at.row // rows, at.split, at.column, at.row))
-
-
 def clicked(graph: TileGraph, order: str) -> Ints:
     """The hidden tensor's tiles as an explicit order has them; a row of the result follows the row's last tile."""
     at = coordinates(graph)
@@ -233,8 +205,18 @@ def clicked(graph: TileGraph, order: str) -> Ints:
     return linear_extension(graph, (when, at.stage, at.split, at.column))
 
 
-BANDS = {"row": (banded, 1), "rows": (banded, 8), "skewed": (skewed, 8), "sequential": (raster, 8)}
-"""Orders by name, with the number of row blocks that they take unless one follows a colon ("rows:16")."""
+BANDS = {"row": 1, "rows": 8, "skewed": 8, "sequential": 8}
+"""Orders by bands of row blocks, column by column inside a band, and the rows of a band unless a number follows a colon
+("rows:16"). row, rows: a band at a time through both products. skewed: likewise, but a band's second product comes
+after the next band's first, so that no block waits in between. sequential: one product after the other."""
+
+
+def in_bands(graph: TileGraph, name: str, rows: int) -> Ints:
+    """The graph's tasks in an order of BANDS."""
+    at = coordinates(graph)
+    band = at.row // rows
+    first = (at.stage, band) if name == "sequential" else (band + at.stage * (name == "skewed"), at.stage)
+    return linear_extension(graph, (*first, at.split, at.column, at.row))
 
 
 def band_rows(order: str) -> int | None:
@@ -243,7 +225,7 @@ def band_rows(order: str) -> int | None:
     if name not in BANDS:
         return None
     if not colon:
-        return BANDS[name][1]
+        return BANDS[name]
     if name == "row" or not (number.isascii() and number.isdigit() and len(number) < 8 and 1 <= int(number) < 1 << 20):
         allowed = "row" if name == "row" else f"{name}, or {name}:ROWS with 1 or more row blocks"
         raise InvalidArgumentError("ffn: order", got=repr(order[:80]), allowed=allowed)
@@ -258,20 +240,15 @@ def chain_order(graph: TileGraph, order: str, workers: int) -> Ints:
     name = order.partition(":")[0]
     rows = band_rows(order)
     if rows is not None:
-        return BANDS[name][0](graph, rows)
+        return in_bands(graph, name, rows)
     if order == "half_row":
         return half_row(graph)
-    if name == "explicit":
-        return clicked(graph, order)
-    if name not in ORDERS:
-        allowed = ", ".join(dict.fromkeys([*BANDS, "half_row", *ORDERS]))
-        raise InvalidArgumentError("ffn: order (many rows)", got=repr(order[:80]), allowed=allowed)
-    return task_order(graph, order, workers=workers)
+    return clicked(graph, order) if name == "explicit" else task_order(graph, order, workers=workers)
 
 
 @lru_cache(maxsize=16)
 def plan_chain(
-    sizes: ChainSizes,
+    sizes: FFNSizes,
     *,
     workers: int,
     order: str = "auto",
@@ -279,14 +256,16 @@ def plan_chain(
     tile: ChainTile | None = None,
     streams: bool = False,
 ) -> ChainPlan:
-    """Plan, prove and lower. Raises InvalidArgumentError, ShapeError, UnsupportedError.
+    """Plan, prove and lower, for sizes and choices that call.py has checked. Raises InvalidArgumentError,
+    UnsupportedError.
 
     order: "auto" or as in chain_order. policy: of tiles.policies, "auto" for "row". workers: blocks of a launch.
     streams: two launches that run side by side, each product one. The first takes workers - 1 blocks, so that the
     watcher that holds the second back always finds a place; the second begins once all of those are resident, and waits
     for nothing but them: so residency holds although both together have more blocks than the device.
     """
-    _check(sizes, workers, policy, streams)
+    if workers < 1 + streams:
+        raise InvalidArgumentError("ffn: workers", got=str(workers), allowed=f"{1 + streams} or more")
     if tile is None:
         tile = default_tile(sizes, workers, 1 if streams else 2 if order == "half_row" else None)
     if streams and tile.splits > 1:
@@ -297,7 +276,7 @@ def plan_chain(
     ids = chain_order(graph, order, workers)
     at = coordinates(graph)
     steps = _steps(graph, sizes, tile)
-    teams = (max(1, workers - 1), workers) if streams else (workers,)
+    teams = (workers - 1, workers) if streams else (workers,)
     queues, predicted = _deal(ids, at.row, at.stage, steps, teams)
     # Planned as a ticket order, in which every dependency has its wait: a block's load warp runs ahead of its own
     # stores, so that standing before a task in one queue is no excuse for not waiting.
@@ -312,20 +291,7 @@ def plan_chain(
     )
 
 
-def _check(sizes: ChainSizes, workers: int, policy: str, streams: bool) -> None:
-    for name in ("hidden", "intermediate", "out"):
-        size = getattr(sizes, name)
-        if size < 64 or size % 64:
-            raise ShapeError(f"ffn: {name} size", got=str(size), allowed="multiples of 64")
-    if sizes.rows < 1:
-        raise ShapeError("ffn: rows", got=str(sizes.rows), allowed="1 or more")
-    if policy not in ("auto", *POLICIES):
-        raise InvalidArgumentError("ffn: policy (many rows)", got=shown(policy), allowed=", ".join(["auto", *POLICIES]))
-    if workers < (2 if streams else 1):
-        raise InvalidArgumentError("ffn: workers", got=str(workers), allowed="2 or more" if streams else "1 or more")
-
-
-def _steps(graph: TileGraph, sizes: ChainSizes, tile: ChainTile) -> Ints:
+def _steps(graph: TileGraph, sizes: FFNSizes, tile: ChainTile) -> Ints:
     """[tasks, 2]: first step along K, and how many."""
     wide = tile.columns // 2 if sizes.gated else tile.columns
     depth = graph.tensors["W_down"].tile[0]
@@ -363,7 +329,7 @@ def _deal(ids: Ints, row: Ints, stage: Ints, steps: Ints, teams: tuple[int, ...]
     return [np.array(queue, dtype=np.int64) for team in queues for queue in team], end
 
 
-def _records(graph: TileGraph, table: TaskTable, sizes: ChainSizes, tile: ChainTile) -> tuple[Words, Words]:
+def _records(graph: TileGraph, table: TaskTable, sizes: FFNSizes, tile: ChainTile) -> tuple[Words, Words]:
     """The kernel's records, in the order of the queues, and the waits that they point into."""
     at = coordinates(graph)
     queue = table.queue

@@ -16,7 +16,8 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.base.weight_formats import COMPACT
 from onewave.ops.ffn.call import FFNCall
 from onewave.ops.ffn.choose import WaveChoice
-from onewave.ops.ffn.wave.plan import DATA, FFNPlan, FFNSizes, keeps_compact, plan_ffn, workers_for
+from onewave.ops.ffn.sizes import FFNSizes
+from onewave.ops.ffn.wave.plan import DATA, FFNPlan, keeps_compact, plan_ffn, workers_for
 from onewave.ops.library import check_tensors, refuse_grad
 from onewave.wave.launch.launch import Wave, co_resident
 from onewave.wave.weights.pack import Weight, WeightStream
@@ -134,7 +135,7 @@ def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
 
 
 def _key(call: FFNCall, choice: WaveChoice) -> tuple[object, ...]:
-    packing = Packing(choice.sizes.batch, call.activation, choice.order, choice.policy)
+    packing = Packing(choice.sizes.rows, call.activation, choice.order, choice.policy)
     return (*((tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) for tensor in call.weights), packing)
 
 
@@ -185,7 +186,7 @@ def run(call: FFNCall, choice: WaveChoice) -> Tensor:
             _drop_dead()
             _drop([key] if key in _kept else [])
             refs = tuple(weakref.ref(tensor.untyped_storage()) for tensor in weights)
-            packing = Packing(choice.sizes.batch, call.activation, choice.order, choice.policy)
+            packing = Packing(choice.sizes.rows, call.activation, choice.order, choice.policy)
             made = PackedFFN(call.w_up, call.w_down, call.w_gate, packing)
             kept = _kept[key] = _Kept(made, refs, _versions(weights))
             _drop([*_kept][: max(0, len(_kept) - _MAX_KEPT)])  # the oldest

@@ -12,9 +12,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.ops.ffn.sizes import FFNSizes
 from onewave.tiles.graph.graph import TileGraph
-from onewave.tiles.order.policies import POLICIES, plan
+from onewave.tiles.order.policies import plan
 from onewave.tiles.proof.table import TaskTable, lower
 from onewave.tiles.proof.verify import verify
 from onewave.wave.plan.deal import Deal, fewest_workers
@@ -40,17 +41,6 @@ _MAX_PARTIAL_WORDS = 1 << 26
 
 
 @dataclass(frozen=True)
-class FFNSizes:
-    """x [batch, hidden] -> [batch, intermediate] -> [batch, out]; batch padded to a power of two."""
-
-    batch: int
-    hidden: int
-    intermediate: int
-    out: int
-    gated: bool
-
-
-@dataclass(frozen=True)
 class FFNPlan:
     """One launch (two for `sequential`): its graph, its proved table, and what the kernel reads."""
 
@@ -66,23 +56,17 @@ class FFNPlan:
 def plan_ffn(
     sizes: FFNSizes, *, workers: int, order: str = "row", policy: str = DATA, compact: bool = False
 ) -> FFNPlan:
-    """Plan, prove and lower. compact: for weights in thirteen bits. Raises InvalidArgumentError, ShapeError,
-    UnsupportedError."""
-    if order not in ORDERS:
-        raise InvalidArgumentError("ffn: order", got=shown(order), allowed=", ".join(ORDERS))
-    if policy != DATA and policy not in POLICIES:
-        raise InvalidArgumentError("ffn: policy", got=shown(policy), allowed=", ".join([DATA, *POLICIES]))
+    """Plan, prove and lower, for sizes and choices that call.py has checked. compact: for weights in thirteen bits.
+
+    Raises InvalidArgumentError, UnsupportedError.
+    """
     if workers < 1:
         raise InvalidArgumentError("ffn: workers", got=str(workers), allowed="1 or more")
-    for name in ("hidden", "intermediate", "out"):
-        size = getattr(sizes, name)
-        if size < 64 or size % 64:
-            raise ShapeError(f"ffn: {name} size", got=str(size), allowed="multiples of 64")
     shape = _shape(sizes, order, compact)
     names = (("up",), ("down",)) if order == "sequential" else (("up", "down"),)
     operations = [_operations(sizes, shape, order, stages) for stages in names]
     made = [
-        _one_launch(each, shape, workers, order, policy, stages, sizes.batch)
+        _one_launch(each, shape, workers, order, policy, stages, sizes.rows)
         for each, stages in zip(operations, names, strict=True)
     ]
     graphs, tables, programs = zip(*made, strict=True)
@@ -102,10 +86,10 @@ def has_plan(sizes: FFNSizes, *, workers: int, order: str, policy: str, compact:
 
 def _shape(sizes: FFNSizes, order: str, compact: bool) -> TileShape:
     if order == "sm_local":  # whose workers keep slices of 128 columns to themselves: tiles as narrow as that
-        return tile_shape(sizes.batch, rows=64)
+        return tile_shape(sizes.rows, rows=64)
     if not compact:
-        return tile_shape(sizes.batch)
-    if sizes.batch == 16:  # activations pass half as often with tall tiles; only where these leave workers even
+        return tile_shape(sizes.rows)
+    if sizes.rows == 16:  # activations pass half as often with tall tiles; only where these leave workers even
         tall = _compact_shape(sizes, 64)
         slices = slices_of(sizes.out, sizes.intermediate, tall, reading=True)
         if unevenness(sizes.out, sizes.intermediate, slices, tall) <= _EVEN:
@@ -114,9 +98,9 @@ def _shape(sizes: FFNSizes, order: str, compact: bool) -> TileShape:
 
 
 def _compact_shape(sizes: FFNSizes, rows: int | None) -> TileShape:
-    large = tile_shape(sizes.batch, rows=rows, weight_bytes=COMPACT_BYTES, images=2)
+    large = tile_shape(sizes.rows, rows=rows, weight_bytes=COMPACT_BYTES, images=2)
     fill = all(cols % large.cols == 0 for cols in (sizes.hidden, sizes.intermediate))
-    return large if fill else tile_shape(sizes.batch, rows=rows, weight_bytes=COMPACT_BYTES)
+    return large if fill else tile_shape(sizes.rows, rows=rows, weight_bytes=COMPACT_BYTES)
 
 
 def _one_launch(
@@ -195,10 +179,10 @@ def _operations(sizes: FFNSizes, shape: TileShape, order: str, stages: tuple[str
         down_slices = max(2, down_slices)
     elif order == "sm_local":
         if up_slices > 1:
-            raise UnsupportedError("ffn: order sm_local", got=f"{sizes.batch} rows of {sizes.hidden}", next="Use row.")
+            raise UnsupportedError("ffn: order sm_local", got=f"{sizes.rows} rows of {sizes.hidden}", next="Use row.")
         down_slices = -(-sizes.intermediate // shape.cols)
         if down_slices * sizes.out * shape.batch > _MAX_PARTIAL_WORDS:
-            raise UnsupportedError("ffn: order sm_local", got=f"batch {sizes.batch}", allowed="smaller batches")
+            raise UnsupportedError("ffn: order sm_local", got=f"batch {sizes.rows}", allowed="smaller batches")
     else:
         tall = shape.weight_bytes == COMPACT_BYTES and shape.quarters == 1
         # Nothing is added up in between, which every block would wait for.
@@ -223,7 +207,7 @@ def keeps_compact(dtype: object, batch: int, order: str, policy: str) -> bool:
 def workers_for(sizes: FFNSizes, *, order: str, available: int, compact: bool = False) -> int:
     """Blocks of a launch, of `available` that the device runs side by side: for more than two rows the fewest that
     leave no worker with more."""
-    if sizes.batch <= 2 or order != "row":
+    if sizes.rows <= 2 or order != "row":
         return available
     shape = _shape(sizes, order, compact)
     operations = _operations(sizes, shape, order, ("up", "down"))
