@@ -231,7 +231,7 @@ def test_threads_share_the_model(llm: LLM) -> None:
     assert [found[i] for i in range(len(PROMPTS))] == expected
 
 
-@pytest.mark.parametrize("name", ["use_tqdm", "add_generation_prompt"])
+@pytest.mark.parametrize("name", ["use_tqdm", "add_generation_prompt", "continue_final_message"])
 def test_switches_are_true_or_false(llm: LLM, name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{name}: 'no'; allowed: True or False"):
         llm.chat([{"role": "user", "content": "hi"}], **{name: "no"})  # type: ignore[arg-type] # that is the point
@@ -263,6 +263,34 @@ def test_chat_lays_the_conversation_out_and_keeps_control_tokens_out_of_it(llm: 
     both = llm.chat([messages, [{"role": "user", "content": "you"}]], [GREEDY, GREEDY])
     assert both[0].outputs[0].token_ids == output.outputs[0].token_ids
     assert list(llm.chat_stream(messages, GREEDY))[-1].outputs[0].token_ids == output.outputs[0].token_ids
+
+
+def test_chat_takes_vllms_arguments(llm: LLM) -> None:
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well"}]
+    going_on = {"add_generation_prompt": False, "continue_final_message": True}
+    output = llm.chat(talk, GREEDY, **going_on)[0]
+    assert output.prompt == "<|user|>hi<|user|>Well"
+    assert list(llm.chat_stream(talk, GREEDY, **going_on))[-1].outputs[0].text == output.outputs[0].text
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    written = "{{ tools[0].function.name }}{{ messages[0].content }}"
+    assert llm.chat(talk, GREEDY, tools=tools, chat_template=written)[0].prompt == "weatherhi"
+    assert llm.get_tokenizer() is llm.tokenizer
+    assert llm.get_tokenizer().apply_chat_template(talk, add_generation_prompt=True, tokenize=False).endswith("<|bot|>")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"continue_final_message": True}, "continue_final_message: True with add_generation_prompt; allowed: one of"),
+        ({"tools": {"name": "f"}}, r"tools: \{'name': 'f'\}; allowed: a list of"),
+        ({"tools": ["f"]}, "tools: a list with 'f'; allowed: a list of"),
+        ({"tools": [], "chat_template_kwargs": {"tools": []}}, "tools: given twice"),
+        ({"chat_template": "tool_use"}, r"chat_template: 'tool_use'; allowed: Jinja source, .* \(default\)"),
+    ],
+)
+def test_arguments_of_chat_that_cannot_be_are_refused(llm: LLM, given: Any, says: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=says):
+        llm.chat([{"role": "user", "content": "hi"}], GREEDY, **given)
 
 
 def test_a_conversation_is_rendered_once(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from copy import copy
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
 from onewave.base.settings import Settings
@@ -29,6 +29,7 @@ from onewave.engine.params import SamplingParams
 from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, check_params, parse_params, parse_prompts
 from onewave.engine.request import Detokenizer, Reader, Request
 from onewave.engine.runner import ModelRunner
+from onewave.engine.text.conversations import ChatLayout, Conversation, parse_conversations
 from onewave.engine.thread import EngineThread
 from onewave.models.config.read import load_config
 from onewave.weights.fetch.sources import resolve
@@ -37,11 +38,7 @@ if TYPE_CHECKING:
     from onewave.engine.text.tokenizer import Tokenizer
     from onewave.models.config.model_config import ModelConfig
 
-Message = Mapping[str, Any]
-Conversation = Sequence[Message]
 _Job = tuple[str | None, list[int], SamplingParams]
-# What a template is called with besides.
-_NOT_VARIABLES = ("messages", "add_generation_prompt", "self")
 
 
 class LLM:
@@ -141,6 +138,10 @@ class LLM:
             raise self._why_no_tokenizer or TokenizerError("tokenizer", got="missing")
         return self._tokenizer
 
+    def get_tokenizer(self) -> Tokenizer:
+        """`tokenizer`, under vLLM's name."""
+        return self.tokenizer
+
     def generate(
         self,
         prompts: PromptLike | Sequence[PromptLike],
@@ -181,22 +182,29 @@ class LLM:
         *,
         use_tqdm: bool = False,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of {"role": ..., "content": ...}.
 
-        chat_template: Jinja source, instead of the model's own. chat_template_kwargs: further variables for it.
+        continue_final_message: go on within the last message, with add_generation_prompt=False. tools: JSON schemas of
+        functions that the model may call, for its template. chat_template: Jinja source, or the name of one of the
+        model's templates, instead of the usual one. chat_template_kwargs: further variables for it.
         Raises as generate.
         """
         flag("use_tqdm", use_tqdm)
-        conversations = _conversations(messages)
+        conversations = parse_conversations(messages)
         params = parse_params(sampling_params, len(conversations))
-        extra = _template_arguments(chat_template, chat_template_kwargs)
-        jobs = [
-            self._chat_job(conversation, each, add_generation_prompt, extra)
-            for conversation, each in zip(conversations, params, strict=True)
-        ]
+        layout = ChatLayout(
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        jobs = [self._chat_job(talk, each, layout) for talk, each in zip(conversations, params, strict=True)]
         return self._run(jobs, use_tqdm)
 
     def chat_stream(
@@ -205,17 +213,25 @@ class LLM:
         sampling_params: ParamsLike | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]:
-        """Answer one conversation, yielding as `stream` does."""
-        conversations = _conversations(messages)
+        """Answer one conversation, with chat's arguments, yielding as `stream` does."""
+        conversations = parse_conversations(messages)
         if len(conversations) != 1:
             raise InvalidArgumentError("messages", got=f"{len(conversations)} conversations", allowed="one")
-        extra = _template_arguments(chat_template, chat_template_kwargs)
+        layout = ChatLayout(
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+        )
         params = parse_params(sampling_params, 1)[0]
         self._open_engine()
-        return self._stream(self._chat_job(conversations[0], params, add_generation_prompt, extra))
+        return self._stream(self._chat_job(conversations[0], params, layout))
 
     def close(self) -> None:
         """End what runs and free the model; calling it again does nothing."""
@@ -268,12 +284,10 @@ class LLM:
         ids = self.tokenizer.encode(prompt.text or "") if prompt.token_ids is None else list(prompt.token_ids)
         return self._checked(prompt.text, ids, params)
 
-    def _chat_job(
-        self, conversation: Conversation, params: SamplingParams, add_generation_prompt: bool, extra: dict[str, Any]
-    ) -> _Job:
-        tokenizer = self.tokenizer
-        flag("add_generation_prompt", add_generation_prompt)
-        text, ids = tokenizer.lay_out_chat(conversation, add_generation_prompt, **extra)
+    def _chat_job(self, conversation: Conversation, params: SamplingParams, layout: ChatLayout) -> _Job:
+        text, ids = self.tokenizer.lay_out_chat(
+            conversation, layout.add_generation_prompt, layout.continue_final_message, **layout.variables()
+        )
         return self._checked(text, ids, params)
 
     def _checked(self, text: str | None, ids: list[int], params: SamplingParams) -> _Job:
@@ -345,37 +359,6 @@ class LLM:
 
         if len(requests) < count or not all(request.finished for request in requests):
             self._thread.post(abort)
-
-
-def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    given = cast("object", messages)
-    allowed = 'a list of {"role": ..., "content": ...}, or a list of such lists'
-    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-        raise InvalidArgumentError("messages", got=type(cast("object", given)).__name__, allowed=allowed)
-    if not given:
-        raise InvalidArgumentError("messages", got="an empty list", allowed=allowed)
-    items = list(cast("Sequence[object]", given))
-    if isinstance(items[0], Mapping):
-        return [cast("Conversation", items)]
-    for item in items:
-        if not isinstance(item, Sequence) or isinstance(item, (str, bytes)) or not item:
-            raise InvalidArgumentError("messages", got=f"a list with {shown(cast('object', item))}", allowed=allowed)
-    return cast("list[Conversation]", items)
-
-
-def _template_arguments(template: str | None, variables: Mapping[str, Any] | None) -> dict[str, Any]:
-    given = cast("object", variables)
-    allowed = "a mapping from names of template variables to values"
-    if given is not None and not isinstance(given, Mapping):
-        raise InvalidArgumentError("chat_template_kwargs", got=shown(given), allowed=allowed)
-    for name in variables or {}:
-        if not isinstance(cast("object", name), str):
-            raise InvalidArgumentError("chat_template_kwargs", got=f"a name {shown(name)}", allowed=allowed)
-        if name in _NOT_VARIABLES:
-            raise InvalidArgumentError(
-                "chat_template_kwargs", got=name, allowed=f"names other than {', '.join(_NOT_VARIABLES)}"
-            )
-    return {**(variables or {}), **({} if template is None else {"chat_template": template})}
 
 
 def _raise_failures(requests: Sequence[Request]) -> None:

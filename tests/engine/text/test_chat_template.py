@@ -316,9 +316,51 @@ def test_a_callers_templates_are_not_kept_for_good(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(chat_template, "ChatTemplate", counted)
     tokenizer = Tokenizer(hf_tokenizer_parts(byte_level_directory(tmp_path, WORDS, chat_template="own")))
     for number in (*range(20), *range(12, 20), 0):
-        assert tokenizer.render_chat(user("x"), chat_template=f"{number}") == f"{number}"
+        assert tokenizer.render_chat(user("x"), chat_template=f"{{{{ {number} }}}}") == f"{number}"
         assert tokenizer.render_chat(user("x")) == "own"
-    assert made == ["0", "own", *(f"{number}" for number in range(1, 20)), "0"]
+    assert made == ["{{ 0 }}", "own", *(f"{{{{ {number} }}}}" for number in range(1, 20)), "{{ 0 }}"]
+
+
+@pytest.mark.parametrize("given", ["tool_use", "/models/chat.jinja", "./{model}.jinja", "You are helpful.", "", 7])
+def test_a_name_a_path_or_a_text_is_no_template(given: Any) -> None:
+    """Each would become the prompt, and the messages would be gone."""
+    with pytest.raises(InvalidArgumentError, match=r"chat_template: .*; allowed: Jinja source, or .* \(default\)"):
+        with_template(CHATML).render_chat(user("x"), chat_template=given)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("said", ["Sure, it", "Sure, it ", "  a\n\n", "<|im_end|> an", "half <|im_"])
+def test_a_final_message_is_continued_as_in_transformers(name: str, said: str, tmp_path: Path) -> None:
+    byte_level_directory(tmp_path, WORDS, chat_template=TEMPLATES[name])
+    ours = Tokenizer(hf_tokenizer_parts(tmp_path))
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path)
+    talk = [*user("hi"), {"role": "assistant", "content": said}]
+    wanted = theirs.apply_chat_template(talk, tokenize=False, continue_final_message=True)
+    assert ours.apply_chat_template(talk, tokenize=False, continue_final_message=True) == wanted
+    ids: Any = ours.apply_chat_template(talk, continue_final_message=True)
+    assert ours.decode(ids, skip_special_tokens=False) == wanted
+    if "<|" not in said:
+        assert ids == theirs.encode(wanted, add_special_tokens=False)
+
+
+def test_the_last_text_part_of_a_final_message_is_continued() -> None:
+    tokenizer = with_template("{% for m in messages %}<{% for p in m.content %}{{ p.text }}{% endfor %}>{% endfor %}")
+    talk = [{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    assert tokenizer.lay_out_chat(talk, False, True)[0] == "<ab"
+    assert tokenizer.apply_chat_template(talk, tokenize=False) == "<ab>"
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "says"),
+    [
+        (CHATML, {"role": "assistant"}, "does not end with text"),
+        (CHATML, {"role": "assistant", "content": []}, "does not end with text"),
+        ("{{ messages[0].role }}", {"role": "assistant", "content": "x"}, "the template leaves out"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(template: str, message: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"continue_final_message: a last message that {says}"):
+        with_template(template).lay_out_chat([message], False, True)
 
 
 def test_a_template_file_goes_before_the_config(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import PreTokenizer, Whitespace
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
+from onewave.engine.text.conversations import ChatLayout, is_template
 from onewave.engine.text.tokenizer_parts import backend_call
 
 if TYPE_CHECKING:
@@ -176,23 +177,56 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> tuple[str, list[int]]:
-        """What render_chat and encode_chat return, of one rendering. Arguments and errors as there."""
-        from onewave.engine.text.chat_encoding import encode_rendered
+        """What render_chat and encode_chat return, of one rendering. Arguments and errors as there.
 
-        rendered = self._template(template_kwargs).render_marked(messages, add_generation_prompt, template_kwargs)
+        continue_final_message: end where the last message's text ends.
+        """
+        from onewave.engine.text.chat_encoding import encode_rendered
+        from onewave.engine.text.open_end import cut_at, mark_end
+
+        template = self._template(template_kwargs)
+        if continue_final_message:
+            messages, mark = mark_end(messages)
+            rendered = cut_at(template.render_marked(messages, add_generation_prompt, template_kwargs), mark)
+        else:
+            rendered = template.render_marked(messages, add_generation_prompt, template_kwargs)
         try:
             return rendered.text, encode_rendered(self, rendered)
         except (TypeError, UnicodeError) as error:
             raise _not_text(rendered.text) from error
 
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **variables: Any,
+    ) -> str | list[int]:
+        """A conversation's token ids, or with tokenize=False its text, under the names of transformers' method.
+
+        Raises as encode_chat.
+        """
+        layout = ChatLayout(
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template=chat_template,
+            chat_template_kwargs=variables,
+        )
+        text, ids = self.lay_out_chat(conversation, add_generation_prompt, continue_final_message, **layout.variables())
+        return ids if tokenize else text
+
     def _template(self, template_kwargs: dict[str, Any]) -> ChatTemplate:
         """The template to use; takes chat_template out of template_kwargs."""
         named = self._parts.chat_templates
         wanted: object = template_kwargs.pop("chat_template", None)
-        if wanted is not None and not isinstance(wanted, str):
-            raise InvalidArgumentError("chat_template", got=type(wanted).__name__, allowed="Jinja source or a name")
         if wanted is None:
             wanted = "tool_use" if template_kwargs.get("tools") and "tool_use" in named else "default"
             if wanted not in named:
@@ -201,6 +235,14 @@ class Tokenizer:
                     got="none" if not named else f"only {', '.join(sorted(named))}",
                     next="Pass chat_template=, or lay the conversation out yourself and use generate.",
                 )
+        if not isinstance(wanted, str) or (wanted not in named and not is_template(wanted)):
+            own = ", ".join(sorted(named)) or "none"
+            raise InvalidArgumentError(
+                "chat_template",
+                got=shown(wanted),
+                allowed=f"Jinja source, or the name of one of the model's templates ({own})",
+                next="Of a file, pass the text." if isinstance(wanted, str) else None,
+            )
         if wanted not in named:
             return self._callers_templates(wanted)
         if wanted not in self._templates:
