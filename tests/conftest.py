@@ -8,6 +8,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
+# NumPy's products read it when NumPy is imported, which torch does: with a thread a core, processes side by side wait.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import torch
 
 # Kernels under test run in Triton's interpreter where there is no card. Set before anything imports Triton, which

@@ -15,6 +15,7 @@ Source: Flanagan & Freund 2009, FastTrack, doi:10.1145/1542476.1542490.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -30,13 +31,31 @@ class Race(AssertionError):
 
 
 class Region:
-    """One allocation, in cells of `unit` bytes: who wrote each last and when, and when each agent last read it."""
+    """One allocation, in cells of `unit` bytes: who wrote each last and when, and when each agent last read it.
+
+    Cells that were always accessed together are kept as one run; `starts` holds the first cell of each.
+    """
 
     def __init__(self, data: np.ndarray, unit: int):
         self.first, self.end, self.unit = address(data), address(data) + data.nbytes, unit
-        count = -(-data.nbytes // unit)
-        self.writer, self.written = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self.starts = [0]
+        self.writer, self.written = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self.read: dict[int, np.ndarray] = {}
+
+    def runs(self, data: np.ndarray) -> slice:
+        """The runs that make up `data`."""
+        first = (address(data) - self.first) // self.unit
+        begin = self._run_from(first)
+        return slice(begin, self._run_from(first + -(-data.nbytes // self.unit)))
+
+    def _run_from(self, cell: int) -> int:
+        """The run that begins with a cell; the one that holds it is cut in two if need be."""
+        at = bisect_left(self.starts, cell)
+        if at == len(self.starts) or self.starts[at] != cell:
+            self.starts.insert(at, cell)
+            self.writer, self.written = (np.insert(a, at, a[at - 1]) for a in (self.writer, self.written))
+            self.read = {reader: np.insert(a, at, a[at - 1]) for reader, a in self.read.items()}
+        return at
 
 
 class Block:
@@ -56,13 +75,14 @@ class Block:
         with self.lock:
             for data in parts:
                 region = next(r for r in self.regions if r.first <= address(data) < r.end)
-                first = (address(data) - region.first) // region.unit
-                cells = slice(first, first + -(-data.nbytes // region.unit))
+                cells = region.runs(data)
                 unseen = region.written[cells] > clock[row][region.writer[cells]]
                 if unseen.any():
                     self._complain(number, writing, "wrote", int(region.writer[cells][unseen.argmax()]))
                 if not writing:
-                    region.read.setdefault(number, np.zeros_like(region.written))[cells] = clock[THREADS, number]
+                    if number not in region.read:
+                        region.read[number] = np.zeros_like(region.written)
+                    region.read[number][cells] = clock[THREADS, number]
                     continue
                 for reader, at in region.read.items():
                     if (at[cells] > clock[row, reader]).any():
