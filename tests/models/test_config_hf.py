@@ -91,6 +91,12 @@ def test_qwen_windows_follow_layers(family: str, tmp_path: Path) -> None:
     assert from_hf(old | {"sliding_window": None}).layer_windows == (None, None, None)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_base_models_architecture_is_its_family(family: str) -> None:
+    base = FAMILIES[family].architecture.replace("ForCausalLM", "Model")
+    assert from_hf(LLAMA2 | {"architectures": [base], "num_key_value_heads": 8}).family == family
+
+
 def test_mistral_windows_every_layer_or_none(tmp_path: Path) -> None:
     assert saved(tmp_path / "a", config_of("mistral", sliding_window=6)).layer_windows == (6, 6, 6)
     assert saved(tmp_path / "b", config_of("mistral", sliding_window=None)).layer_windows == (None,) * 3

@@ -240,6 +240,7 @@ def test_a_missing_or_malformed_key_is_named(key: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"general__type": "adapter"}, "x.gguf: a LoRA adapter alone"),
         ({"general__architecture": "mamba"}, "general.architecture: 'mamba'; allowed: llama, qwen2, qwen3"),
         ({"llama__rope__scaling__type": "longrope"}, "'longrope'; allowed: none, linear, yarn"),
         ({"llama__expert_count": 8}, "llama.expert_count"),

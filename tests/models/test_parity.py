@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from kit.models.tiny_models import (
     ROPES,
@@ -19,6 +20,7 @@ from kit.models.tiny_models import (
     save_checkpoint,
     tokens,
 )
+from onewave.base.errors import WeightsError
 from onewave.models.batch import Batch
 
 # Of all logits, the largest difference over the largest logit. A card computes in 16 bits alone, and transformers' own
@@ -139,6 +141,40 @@ def test_logits_agree_for_every_option(variant: str, device: str, tmp_path: Path
     family, rope, options = VARIANTS[variant]
     save_checkpoint(tmp_path, config_of(family, rope, **options), dtype=DTYPE[device])
     check_every_schedule(tmp_path, device=device)
+
+
+@pytest.mark.parametrize(
+    ("body", "head", "tied"),
+    [
+        ("", None, True),
+        ("", "lm_head.weight", False),
+        ("language_model.model.", "language_model.lm_head.weight", False),
+        ("model.language_model.", "lm_head.weight", False),
+        ("_orig_mod.model.", "_orig_mod.lm_head.weight", False),
+        ("base_model.model.model.", "base_model.model.lm_head.weight", True),
+        ("transformer.{0}.", None, True),
+    ],
+)
+def test_tensors_are_found_behind_any_prefix(body: str, head: str | None, tied: bool, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, config_of("qwen3", tie_word_embeddings=tied))
+    file = tmp_path / "model.safetensors"
+    ids = tokens(5)
+    expected = our_logits(ours(tmp_path), ids, [5])
+    saved = load_file(file)
+    renamed = {f"{body}{name.removeprefix('model.')}": saved[name] for name in saved if name.startswith("model.")}
+    if head is not None:
+        renamed[head] = saved.get("lm_head.weight", saved["model.embed_tokens.weight"]).clone()
+    save_file(renamed | {f"{body}layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, file)
+    assert torch.equal(our_logits(ours(tmp_path), ids, [5]), expected)
+
+
+def test_two_bodies_in_a_checkpoint_are_not_guessed_at(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, config_of("llama"))
+    file = tmp_path / "model.safetensors"
+    saved = load_file(file)
+    save_file({f"{part}.{name}": tensor.clone() for name, tensor in saved.items() for part in ("a", "b")}, file)
+    with pytest.raises(WeightsError, match=r"has no tensor 'model\.embed_tokens\.weight'"):
+        ours(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

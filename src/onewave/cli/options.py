@@ -9,7 +9,7 @@ import typer
 
 Model = Annotated[
     str,
-    typer.Option("--model", "-m", help="Directory, *.gguf file, alias, built-in configuration, or Hugging Face id."),
+    typer.Option("--model", "-m", help="Directory, GGUF file, alias, built-in configuration, or Hugging Face id."),
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, bfloat16, float16 or, on a CPU, float32.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda (cuda:1 for the second GPU).")]

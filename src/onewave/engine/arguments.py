@@ -63,7 +63,7 @@ def check_place(name: str, place: str | os.PathLike[str]) -> None:
     named = isinstance(place, (str, os.PathLike))  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
     text = os.fspath(place) if named else None
     if not isinstance(text, str) or not text.strip():
-        allowed = "a directory, a *.gguf file, an alias, or a Hugging Face id"
+        allowed = "a directory, a GGUF file, an alias, or a Hugging Face id"
         raise InvalidArgumentError(name, got=shown(place), allowed=allowed)
 
 

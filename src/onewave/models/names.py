@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from onewave.base.errors import WeightsError
 from onewave.models.config.model_config import ModelConfig
@@ -15,20 +15,20 @@ from onewave.weights.store import WeightStore, quote
 class Layout:
     """The names of one kind of checkpoint.
 
-    layer: prefix of a layer's tensors, with `{layer}`. parts: our name of a layer's tensor -> theirs after the prefix.
+    layers: prefix of a layer's tensors, before its number. parts: our name of a layer's tensor -> theirs after it.
     ignored: full names of tensors that carry nothing we need.
     """
 
     embedding: str
     norm: str
     head: str
-    layer: str
+    layers: str
     parts: Mapping[str, str]
     ignored: re.Pattern[str]
 
     def part(self, layer: int, part: str) -> str:
         """Return the checkpoint's name of one part of one layer."""
-        return self.layer.format(layer=layer) + self.parts[part]
+        return f"{self.layers}{layer}.{self.parts[part]}"
 
 
 def _with_biases(weights: Mapping[str, str]) -> dict[str, str]:
@@ -41,7 +41,7 @@ HF = Layout(
     embedding="model.embed_tokens.weight",
     norm="model.norm.weight",
     head="lm_head.weight",
-    layer="model.layers.{layer}.",
+    layers="model.layers.",
     parts=_with_biases(
         {
             "input_norm": "input_layernorm",
@@ -58,14 +58,16 @@ HF = Layout(
         }
     ),
     # Old Llama checkpoints store the frequencies that the config already gives.
-    ignored=re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+    ignored=re.compile(r"(.+\.)?rotary_emb\.inv_freq"),
 )
+_BODY = re.compile(r"(.+\.|)layers\.0\.input_layernorm\.weight")
+_HEAD = re.compile(r"(.+\.|)lm_head\.weight")
 
 GGUF = Layout(
     embedding="token_embd.weight",
     norm="output_norm.weight",
     head="output.weight",
-    layer="blk.{layer}.",
+    layers="blk.",
     parts=_with_biases(
         {
             "input_norm": "attn_norm",
@@ -84,6 +86,24 @@ GGUF = Layout(
     # rope_freqs is part of the config; attn_rot_embd is what rotary_emb.inv_freq is above.
     ignored=re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"),
 )
+
+
+def hf_layout(names: Iterable[str]) -> Layout:
+    """HF with the prefixes that these tensors have.
+
+    A base model was saved without "model." (Qwen3-Embedding, e5-mistral), a vision model's text half has
+    "language_model.", a wrapped one "_orig_mod.", "module." or "base_model.model." before all of it. Of several bodies
+    or heads none is chosen: the usual names are then what is missing.
+    """
+    found = list(names)
+    layout = HF
+    bodies = [match[1] for name in found if (match := _BODY.fullmatch(name))]
+    heads = [name for name in found if _HEAD.fullmatch(name)]
+    if len(bodies) == 1:
+        body = bodies[0]
+        norm, embedding = f"{body}norm.weight", f"{body}embed_tokens.weight"
+        layout = replace(layout, embedding=embedding, norm=norm, layers=f"{body}layers.")
+    return replace(layout, head=heads[0]) if len(heads) == 1 else layout
 
 
 def layer_part_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

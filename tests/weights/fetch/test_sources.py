@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kit.sample_files import small_gguf
-from onewave.base.errors import ConfigError, InvalidArgumentError, ModelNotFoundError
+from onewave.base.errors import ConfigError, InvalidArgumentError, ModelNotFoundError, UnsupportedError
 from onewave.base.settings import Settings
 from onewave.weights.fetch import download, hub, sources
 from onewave.weights.fetch.aliases import ALIASES, DEFAULT_ALIAS
@@ -56,6 +56,26 @@ def test_a_gguf_file_is_a_gguf_model(tmp_path, settings):
     path = tmp_path / "tiny.Q4_1.GGUF"
     path.write_bytes(small_gguf())
     assert resolve(str(path), settings) == ModelLocation("gguf", path, "tiny.Q4_1")
+
+
+def test_a_gguf_file_is_known_by_its_first_bytes_whatever_it_is_called(tmp_path, settings):
+    path = tmp_path / "sha256-7462734796d67c40.ab"
+    path.write_bytes(small_gguf())
+    assert resolve(path, settings) == ModelLocation("gguf", path, "sha256-7462734796d67c40.ab")
+    path.write_bytes(b"GGU")
+    with pytest.raises(ModelNotFoundError, match="not a model file"):
+        resolve(path, settings)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])
+def test_a_lora_adapter_alone_is_refused_by_that_name(tmp_path, settings, monkeypatch, name):
+    (tmp_path / name).write_text("{}")
+    monkeypatch.setattr(hub, "snapshot", lambda *args, **kwargs: tmp_path)
+    for model in (str(tmp_path), "someone/adapter"):
+        with pytest.raises(
+            UnsupportedError, match=f"{tmp_path}: a LoRA adapter alone; .* Merge it into its base model"
+        ):
+            resolve(model, settings)
 
 
 def test_a_directory_with_one_gguf_and_no_config_is_that_model(tmp_path, settings):
@@ -108,8 +128,14 @@ def test_what_does_not_exist_is_named_beside_what_is_accepted(settings, model):
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "config.json"])
 def test_a_file_that_is_no_gguf_says_to_give_its_directory(tmp_path, settings, name):
     (tmp_path / name).write_text("{}")
-    with pytest.raises(ModelNotFoundError, match=r"a \*\.gguf file, or a directory"):
+    with pytest.raises(ModelNotFoundError, match=r"a GGUF file, or a directory"):
         resolve(str(tmp_path / name), settings)
+
+
+def test_an_adapters_file_says_what_it_is(tmp_path, settings):
+    (tmp_path / "adapter_model.safetensors").write_text("{}")
+    with pytest.raises(UnsupportedError, match="a LoRA adapter alone"):
+        resolve(tmp_path / "adapter_model.safetensors", settings)
 
 
 def test_a_pipe_named_gguf_is_refused(tmp_path, settings):

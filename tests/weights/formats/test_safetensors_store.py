@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from kit.sample_files import entry, safetensors_bytes, small_safetensors
-from onewave.base.errors import WeightsError
+from onewave.base.errors import UnsupportedError, WeightsError
 from onewave.weights.formats.safetensors_store import SafetensorsStore
 
 
@@ -70,8 +70,17 @@ def test_tensors_outlive_the_store(tmp_path):
 
 
 def test_a_lone_file_of_another_name_is_read(tmp_path):
-    save_file({"a": torch.ones(2)}, tmp_path / "adapter.safetensors")
+    save_file({"a": torch.ones(2)}, tmp_path / "weights.safetensors")
     assert SafetensorsStore.open(tmp_path).load("a").tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "adapter_model.safetensors"])
+def test_the_tensors_of_a_lora_adapter_are_refused_by_that_name(tmp_path, name):
+    """Some tools write the base model's config.json beside them."""
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    save_file({f"{layer}.lora_A.weight": torch.ones(2, 4), f"{layer}.lora_B.weight": torch.ones(4, 2)}, tmp_path / name)
+    with pytest.raises(UnsupportedError, match=f"{tmp_path}: a LoRA adapter alone"):
+        SafetensorsStore.open(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from onewave.memory.host import available_bytes
 from onewave.memory.shortage import is_out_of_memory
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
-from onewave.models.names import GGUF, HF, Layout, check_tensors, expected_shapes, layer_part_shapes
+from onewave.models.names import GGUF, HF, Layout, check_tensors, expected_shapes, hf_layout, layer_part_shapes
 from onewave.models.registry import FAMILIES
 from onewave.ops.linear import LinearWeight, can_pack, pack, pack_dense
 from onewave.weights.fetch.sources import LOAD_FORMATS, ModelLocation
@@ -101,7 +101,8 @@ def _open(location: ModelLocation, config: ModelConfig, options: LoadOptions) ->
         return GGUFStore.open(location.path), GGUF
     from onewave.weights.formats.safetensors_store import SafetensorsStore
 
-    return SafetensorsStore.open(location.path), HF
+    store = SafetensorsStore.open(location.path)
+    return store, hf_layout(store.tensors)
 
 
 def _check_room(

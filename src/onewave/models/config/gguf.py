@@ -10,6 +10,7 @@ from onewave.base.errors import UnsupportedError
 from onewave.models.config.fields import Fields, show
 from onewave.models.config.model_config import MAX_HEAD_DIM, ModelConfig, RopeConfig
 from onewave.models.registry import FAMILIES
+from onewave.weights.formats.adapter import adapter_error
 
 ROPE_DIVISORS = "rope_freqs.weight"
 _ROPE_KINDS = ("none", "linear", "yarn")
@@ -50,6 +51,8 @@ def from_gguf(
     RoPE scaling or feature that this build does not know.
     """
     general = Fields(metadata, source)
+    if general.text("general.type") == "adapter":
+        raise adapter_error(source)
     name, prefix = _family(general)
     fields = Fields(
         {key.removeprefix(prefix): _uniform(value) for key, value in metadata.items() if key.startswith(prefix)},

@@ -68,12 +68,13 @@ def from_hf(
 
 
 def _family(fields: Fields) -> tuple[str, Family]:
-    """Find the family by `architectures`, or by `model_type` in a config that was saved without a model."""
+    """Find the family by `architectures` (the model with its head, or the base model, whose head may be tied),
+    or by `model_type` in a config that was saved without a model."""
     allowed = ", ".join(family.architecture for family in FAMILIES.values())
     architectures = fields.items("architectures") or []
     for architecture in architectures:
         for name, family in FAMILIES.items():
-            if architecture == family.architecture:
+            if architecture in (family.architecture, family.architecture.replace("ForCausalLM", "Model")):
                 return name, family
     if architectures:
         raise UnsupportedError(f"{fields.source}: architecture", got=show(architectures[0]), allowed=allowed)

@@ -12,7 +12,8 @@ from onewave.base.errors import ConfigError, InvalidArgumentError, ModelNotFound
 from onewave.base.settings import Settings
 from onewave.weights.fetch import download, hub
 from onewave.weights.fetch.aliases import ALIASES
-from onewave.weights.formats.gguf_pieces import piece_paths
+from onewave.weights.formats.adapter import adapter_error, refuse_adapter_directory
+from onewave.weights.formats.gguf_pieces import GGUF_MAGIC, piece_paths
 
 LOAD_FORMATS = ("auto", "dummy")
 """auto: the checkpoint's own weights. dummy: seeded random weights of the shapes that its configuration says."""
@@ -46,7 +47,8 @@ def resolve(
     """Find a model: an existing path, an alias, a built-in configuration (dummy weights only), or a Hugging Face id.
 
     Fetches what is not on this machine yet. revision: branch, tag or commit of a Hugging Face id. progress: show
-    progress bars on stderr. Raises ModelNotFoundError, ConfigError, DownloadError, CapacityError, InvalidArgumentError.
+    progress bars on stderr. Raises ModelNotFoundError, ConfigError, DownloadError, CapacityError, InvalidArgumentError,
+    UnsupportedError for a LoRA adapter alone.
     """
     text = os.fspath(model)
     if not isinstance(load_format, str) or load_format not in LOAD_FORMATS:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
@@ -68,6 +70,7 @@ def resolve(
         raise ModelNotFoundError("no such model", got=repr(text), allowed=_accepted())
     path = hub.snapshot(text, revision=revision, weights=load_format != "dummy", progress=progress)
     if not os.path.exists(path / "config.json"):
+        refuse_adapter_directory(path)
         raise ConfigError(
             f"Hugging Face model {text}",
             got="has no config.json",
@@ -92,18 +95,30 @@ def _local(text: str) -> ModelLocation | None:
         return _directory(path, path.resolve().name or text)
     if not os.path.exists(path):
         return None
-    if path.suffix.lower() != ".gguf" or not path.is_file():
+    if not path.is_file() or not (path.suffix.lower() == ".gguf" or _begins_as_gguf(path)):
+        if path.stem == "adapter_model":
+            raise adapter_error(str(path))
         raise ModelNotFoundError(
             "not a model file",
             got=str(path),
-            allowed="a *.gguf file, or a directory with config.json and *.safetensors",
+            allowed="a GGUF file, or a directory with config.json and *.safetensors",
         )
     return _gguf(path)
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    """Whether a file is a GGUF by its first bytes: ollama names its files by their digests."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    except OSError:
+        return False
 
 
 def _directory(path: Path, name: str) -> ModelLocation:
     if os.path.exists(path / "config.json"):
         return ModelLocation("hf", path, name)
+    refuse_adapter_directory(path)
     gguf = _gguf_models(path)
     if len(gguf) == 1:
         return _gguf(gguf[0])
@@ -116,7 +131,8 @@ def _directory(path: Path, name: str) -> ModelLocation:
 
 
 def _gguf(path: Path) -> ModelLocation:
-    return ModelLocation("gguf", piece_paths(path)[0], path.stem)
+    name = path.stem if path.suffix.lower() == ".gguf" else path.name
+    return ModelLocation("gguf", piece_paths(path)[0], name)
 
 
 def _gguf_models(directory: Path) -> list[Path]:
@@ -144,6 +160,6 @@ def _looks_like_path(text: str) -> bool:
 
 def _accepted() -> str:
     return (
-        f"a directory with config.json, a *.gguf file, an alias ({', '.join(ALIASES)}), a built-in configuration with "
+        f"a directory with config.json, a GGUF file, an alias ({', '.join(ALIASES)}), a built-in configuration with "
         f"load format dummy ({', '.join(builtin_names())}), or a Hugging Face id such as org/name"
     )

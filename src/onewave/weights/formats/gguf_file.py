@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from onewave.base.errors import WeightsError
 from onewave.base.gguf_types import GGUF_TYPES
+from onewave.weights.formats.gguf_pieces import GGUF_MAGIC
 from onewave.weights.store import TensorInfo, quote
 
-_MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
@@ -123,8 +123,8 @@ class _HeaderReader:
     # The pieces of a header, in the order of the file.
 
     def _preamble(self) -> tuple[int, int]:
-        if self._data[:4] != _MAGIC:
-            self._fail(f"starts with {self._data[:4]!r}, not {_MAGIC!r}: this is not a GGUF file")
+        if self._data[:4] != GGUF_MAGIC:
+            self._fail(f"starts with {self._data[:4]!r}, not {GGUF_MAGIC!r}: this is not a GGUF file")
         self._pos = 4
         version = self._u32("version")
         if version not in _VERSIONS:

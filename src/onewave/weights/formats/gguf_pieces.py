@@ -1,10 +1,11 @@
-"""The names of split GGUF files: `name-00001-of-00003.gguf` and so on."""
+"""How GGUF files are known: by their first bytes, and split ones by names such as `name-00001-of-00003.gguf`."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+GGUF_MAGIC = b"GGUF"
 _PIECE = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 
 

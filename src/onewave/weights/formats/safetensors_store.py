@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from onewave.base.errors import UnsupportedError, WeightsError
 from onewave.base.quantized import QuantizedRows
+from onewave.weights.formats.adapter import refuse_adapter_tensors
 from onewave.weights.formats.safetensors_header import parse_json, read_header
 from onewave.weights.store import TensorInfo, quote
 
@@ -39,15 +40,19 @@ class SafetensorsStore:
         """Find and check the safetensors files of a directory; no tensor is read yet.
 
         Prefers `model.safetensors`, then the shards of `model.safetensors.index.json`, then a lone `*.safetensors`.
-        Raises WeightsError, also for a directory that has only pickled weights: those are never opened.
+        Raises WeightsError, also for a directory that has only pickled weights: those are never opened;
+        UnsupportedError for a LoRA adapter alone.
         """
         directory = Path(directory)
         # lexists: a link to where one may not look is there, and reading it says why it can't be read.
         if os.path.lexists(directory / _SINGLE):
-            return cls(directory, read_header(directory / _SINGLE))
-        if os.path.lexists(directory / _INDEX):
-            return cls(directory, _read_shards(directory))
-        return cls(directory, read_header(_lone_file(directory)))
+            tensors = read_header(directory / _SINGLE)
+        elif os.path.lexists(directory / _INDEX):
+            tensors = _read_shards(directory)
+        else:
+            tensors = read_header(_lone_file(directory))
+        refuse_adapter_tensors(str(directory), tensors)
+        return cls(directory, tensors)
 
     def load(self, name: str) -> torch.Tensor:
         """Return one tensor as a view of the mapped file. Raises WeightsError, UnsupportedError."""
