@@ -10,13 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.device import H200
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.ops.attention.call import Extras
 from onewave.ops.attention.fp8 import kernel as fp8_kernel_impl
-from onewave.ops.attention.fp8 import launch as fp8_impl
-from onewave.ops.attention.fp8.call import Fp8Call
-from onewave.ops.attention.fp8.choose import choose
 from onewave.ops.attention.fp8.kernel import turn_values
 from onewave.ops.attention.fp8.op import attention_fp8
 from onewave.ops.attention.fp8.plan import KEYS, ROWS, WARPGROUPS
@@ -145,21 +140,6 @@ def test_head_dims_that_the_kernel_has_not_are_refused(head_dim: int) -> None:
         attention_fp8(q, q, q)
 
 
-def test_a_batch_is_as_large_as_a_grid_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside its first axis a grid has 65,535 blocks at most, where sequences once stood."""
-    grids: list[tuple[int, ...]] = []
-
-    def launch(_: object, grid: tuple[int, ...], *__: object, **___: object) -> None:
-        grids.append(grid)
-
-    monkeypatch.setattr(fp8_impl, "launch_kernel", launch)
-    batch = 70_000
-    q = torch.zeros(batch, 1, 16, 64, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    call = Fp8Call(q, q, q, Extras(), Options(0.125), "gluon", described=H200)
-    fp8_impl.run(call, choose(call))
-    assert grids == [(batch, 1), (132,)]
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="in the interpreter")
 @pytest.mark.parametrize("packed", [False, True])
 def test_values_are_turned_in_the_order_of_a_threads_scores(packed: bool) -> None:
@@ -173,7 +153,7 @@ def test_values_are_turned_in_the_order_of_a_threads_scores(packed: bool) -> Non
     left, first = 60, 20
     turn_values[(tiles, heads)](
         v, turned, query_starts, starts, 0, head_dim, heads * head_dim, tokens, first, len(lengths), 3, tiles, left, 0,
-        head_dim=head_dim, D=128, BN=keys, RAGGED=packed, TOP_LEFT=False, LEFT=True, RIGHT=True,
+        head_dim=head_dim, D=128, BN=keys, RAGGED=packed, TOP_LEFT=False, LEFT=True, RIGHT=True, AXIS=0,
     )  # fmt: skip
     at = torch.arange(keys)
     # Two pairs of neighbours that a thread holds, eight keys apart, follow each other.

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from onewave.gpu.dependent_launch import after_last, dependent_launch
+from onewave.gpu.grid import grid_of
 from onewave.gpu.launch import launch_kernel
 from onewave.ops.append_kv.call import AppendCall
 from onewave.ops.append_kv.choose import AppendChoice
@@ -87,10 +88,11 @@ def append_kv_kernel(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
+    AXIS: tl.constexpr,
 ):
     """CHUNK: elements of a key that lie together: head_dim, or the packed layout's x. half: 0 without rotation."""
     after_last(PDL)
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token, head = tl.program_id(AXIS).to(tl.int64), tl.program_id(1 - AXIS)
     width = (num_heads + 2 * num_kv_heads) * head_dim
     column = tl.arange(0, BLOCK)
     inside = column < head_dim
@@ -160,7 +162,8 @@ def run(call: AppendCall, choice: AppendChoice) -> Tensor:
         return qkv if tensor is None else tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
     table = given(block_table)
-    launch_kernel(append_kv_kernel, (choice.num_tokens, choice.num_heads),
+    grid, axis = grid_of(choice.num_tokens, choice.num_heads)
+    launch_kernel(append_kv_kernel, grid,
         qkv.contiguous(), given(bias), given(q_norm), given(k_norm), angles, q, k_cache, v_cache,
         slots.contiguous(), positions.contiguous(), table, given(k_scale), given(v_scale),
         k_cache.stride(0), k_cache.stride(1), k_cache.stride(3 if packed else 2),
@@ -168,6 +171,7 @@ def run(call: AppendCall, choice: AppendChoice) -> Tensor:
         block_size, num_heads, num_kv_heads, head_dim, 0 if rotary is None else rotary.shape[1] // 2, eps,
         HAS_BIAS=bias is not None, Q_NORM=q_norm is not None, K_NORM=k_norm is not None, INTERLEAVED=interleaved,
         PAGED=block_table is not None, HAS_K_SCALE=k_scale is not None, HAS_V_SCALE=v_scale is not None, KIND=kind,
-        CHUNK=k_cache.shape[-1], BLOCK=triton.next_power_of_2(head_dim), num_warps=1, **dependent_launch(q),
+        CHUNK=k_cache.shape[-1], BLOCK=triton.next_power_of_2(head_dim), AXIS=axis, num_warps=1,
+        **dependent_launch(q),
     )  # fmt: skip
     return q

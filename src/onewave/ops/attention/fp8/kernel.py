@@ -93,14 +93,14 @@ _LOG2E = gl.constexpr(1.4426950408889634)
 def turn_values(
     v, turned, starts_q, starts_k, stride_batch, stride_head, stride_row, num_keys, first_key, sequences, search_steps,
     tiles, left, right, head_dim: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, RAGGED: tl.constexpr,
-    TOP_LEFT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    TOP_LEFT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
-    """turned[batch, head, tile] = V^T of the tile's keys, [D, BN] bytes; program ids: batch * tiles + tile, head.
+    """turned[batch, head, tile] = V^T of the tile's keys, [D, BN] bytes; programs: batch * tiles + tile (AXIS), head.
 
     v: bytes; strides in elements. Key n = 16 a + 8 b + 2 c + d of a tile stands at 16 a + 4 c + 2 b + d. Packed: tiles
     of sequence s are those from starts_k[s] // BN + s on. Zeros from keys and columns that no query sees.
     """
-    tile, head, batch = tl.program_id(0) % tiles, tl.program_id(1), tl.program_id(0) // tiles
+    tile, head, batch = tl.program_id(AXIS) % tiles, tl.program_id(1 - AXIS), tl.program_id(AXIS) // tiles
     start = tile * 0
     own = tile
     first, end = first_key, num_keys
@@ -131,7 +131,7 @@ def turn_values(
     rows += (start + key).to(tl.int64)[:, None] * stride_row + column[None, :]
     seen = ((key >= first) & (key < end))[:, None] & (column < head_dim)[None, :]
     values = tl.load(rows, mask=seen, other=0)
-    to = turned + ((batch.to(tl.int64) * tl.num_programs(1) + head) * tiles + tile) * (D * BN)
+    to = turned + ((batch.to(tl.int64) * tl.num_programs(1 - AXIS) + head) * tiles + tile) * (D * BN)
     tl.store(to + column[:, None] * BN + at[None, :], tl.trans(values))
 
 

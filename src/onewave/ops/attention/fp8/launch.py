@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from onewave.gpu.descriptors import describe
+from onewave.gpu.grid import grid_of
 from onewave.gpu.launch import launch_kernel
 from onewave.gpu.scratch import held, scratch
 from onewave.ops.attention.empty import write_zeros
@@ -110,10 +111,11 @@ def _turned(
     rows = batch * kv_heads * v_tiles * COLUMNS
     turned = scratch(v.device, rows * KEYS // _FLOAT_BYTES, "turned values").view(torch.uint8)
     values = v.view(torch.uint8)
+    grid, axis = grid_of(batch * v_tiles, kv_heads)
     launch_kernel(
-        turn_values, (batch * v_tiles, kv_heads),
+        turn_values, grid,
         values, turned, *(values if each is None else each for each in starts), *v.stride()[:3], *sizes,
-        head_dim=head_dim, D=COLUMNS, BN=KEYS, num_warps=4, **flags,
+        head_dim=head_dim, D=COLUMNS, BN=KEYS, AXIS=axis, num_warps=4, **flags,
     )  # fmt: skip
     tiles = turned[: rows * KEYS].view(torch.float8_e4m3fn).view(rows, KEYS)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)

@@ -15,6 +15,8 @@ _DTYPES = (torch.float16, torch.bfloat16)
 _HEAD_DIMS = (64, 128)
 # TMA's boxes of pages have whole rows of the 128-byte pattern in which shared memory repeats.
 _SMALLEST_PAGE = 8
+# They are the grid's second axis.
+_MAX_KV_HEADS = 65_535
 # Keys of a program that are soon read.
 _SHORT_ROW_KEYS = 512
 # (rows, registers in which the loading warp works out its share of so many without a spill; 64 are too few for 256).
@@ -76,6 +78,8 @@ def refusal(call: StreamCall, plan: DecodePlan) -> str | None:
         return f"head_dim padded to {plan.block_d}: needs 33 to 128"
     if plan.block_m > 8:
         return f"{plan.block_m} query rows a KV head: takes up to 8"
+    if plan.num_kv_heads > _MAX_KV_HEADS:
+        return f"{plan.num_kv_heads} KV heads: takes up to {_MAX_KV_HEADS}"
     if call.rows > MAX_ROWS_LOOKED_AT:
         return f"{call.rows} rows: takes up to {MAX_ROWS_LOOKED_AT}, whose lengths a program looks at"
     if call.paged and plan.block_n % call.block_size and call.block_size % plan.block_n:

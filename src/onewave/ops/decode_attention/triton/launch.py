@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from onewave.gpu.dependent_launch import has_dependent_launch
+from onewave.gpu.grid import grid_of
 from onewave.gpu.launch import launch_kernel
 from onewave.gpu.scratch import counters, scratch
 from onewave.ops.backends import load
@@ -102,12 +103,13 @@ def run(call: DecodeCall, choice: DecodeChoice) -> tuple[Tensor, Tensor | None]:
         "k_block": of_k[0], "k_head": of_k[1], "k_key": of_k[3 if packed else 2], "k_chunk": of_k[2] if packed else 0,
         "v_block": of_v[0], "v_head": of_v[1], "v_key": of_v[2],
     }  # fmt: skip
-    launch_kernel(split_kv_kernel, (choice.num_shares, num_kv_heads * plan.tiles),
+    grid, axis = grid_of(choice.num_shares, num_kv_heads * plan.tiles)
+    launch_kernel(split_kv_kernel, grid,
         **{f"{name}_ptr": tensor for name, tensor in tensors.items()}, **constants,
         **numbers | {"head_dim": head_dim // unit},
         **{f"stride_{name}": stride // unit for name, stride in strides.items()},
         k_ptr=k_cache, v_ptr=v_cache, k_scale_ptr=seq_lens if k_scale is None else k_scale,
-        v_scale_ptr=seq_lens if v_scale is None else v_scale, UNIT=unit,
+        v_scale_ptr=seq_lens if v_scale is None else v_scale, UNIT=unit, AXIS=axis,
         NUM_STAGES=plan.num_stages, CHUNK=k_cache.shape[-1], PAGING=_paging(plan, block_table, block_size),
         KV_SCALES=k_scale is not None, NARROW=narrow(k_cache, v_cache), TRIGGER=plan.trigger,
         AHEAD=plan.ahead if at_once else 0, AT_ONCE=at_once,

@@ -139,14 +139,15 @@ def split_kv_kernel(
     TRIGGER: tl.constexpr,
     UNROLL: tl.constexpr,
     UNIT: tl.constexpr,
+    AXIS: tl.constexpr,
 ):
     """GROUP: query heads of a KV head, TILES: tiles of its query rows; constants, since a program that began with
     divisions would ask for its keys later. CHUNK: elements of K that lie together: head_dim, or the packed layout's x.
     PAGING: 0 a row is a block, 1 one block a row by the table, 2 blocks hold a multiple of BLOCK_N keys, 3 any block
-    size. UNIT: elements that head_dim and the strides of K and V are counted in. See the module for the rest.
+    size. UNIT: elements that head_dim and the strides of K and V are counted in. AXIS: gpu/grid.py. See the module.
     """
-    share, head_tile = tl.program_id(0), tl.program_id(1)
-    num_shares, head_tiles = tl.num_programs(0), tl.num_programs(1)
+    share, head_tile = tl.program_id(AXIS), tl.program_id(1 - AXIS)
+    num_shares, head_tiles = tl.num_programs(AXIS), tl.num_programs(1 - AXIS)
     extra: tl.constexpr = 1 if FUSED else 0  # the new token
     tile_rows = GROUP * num_queries
     kv_head, tile = head_tile // TILES, head_tile % TILES
