@@ -294,13 +294,13 @@ def test_arguments_of_chat_that_cannot_be_are_refused(llm: LLM, given: Any, says
 
 
 def test_a_conversation_is_rendered_once(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    real, rendered = ChatTemplate.render_marked, list[Any]()
+    real, rendered = ChatTemplate.render, list[Any]()
 
     def render(template: ChatTemplate, *args: Any) -> Any:
         rendered.append(real(template, *args))
         return rendered[-1]
 
-    monkeypatch.setattr(ChatTemplate, "render_marked", render)
+    monkeypatch.setattr(ChatTemplate, "render", render)
     output = llm.chat([{"role": "user", "content": "hi"}], GREEDY)[0]
     assert [each.text for each in rendered] == [output.prompt]
 

@@ -20,6 +20,8 @@ from kit.models.tiny_tokenizers import (
     NORMAL,
     UNKNOWN,
     USER_DEFINED,
+    WORDS,
+    byte_level_directory,
     byte_level_metadata,
     corpus,
     sentencepiece_metadata,
@@ -27,6 +29,7 @@ from kit.models.tiny_tokenizers import (
 )
 from onewave.base.errors import InvalidArgumentError, TokenizerError
 from onewave.engine.text.gguf_tokenizer import PRE_TOKENIZERS, gguf_tokenizer_parts
+from onewave.engine.text.hf_tokenizer import hf_tokenizer_parts
 from onewave.engine.text.tokenizer import Tokenizer, load_tokenizer
 from onewave.weights.fetch.sources import ModelLocation
 
@@ -169,6 +172,51 @@ def test_marks_of_code_infilling_end_an_answer(kind: int) -> None:
     assert [marks[i - first] for i in ends if i >= first] == ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
     assert set(ends) <= build(metadata).special_ids
     assert first + 2 in build(metadata | {"tokenizer.ggml.fim_rep_token_id": first + 2}).eos_token_ids
+
+
+def with_tokens(*names: str) -> Tokenizer:
+    metadata = byte_level_metadata("llama-bpe")
+    metadata["tokenizer.ggml.tokens"] += names
+    metadata["tokenizer.ggml.token_type"] += [NORMAL] * len(names)
+    return build(metadata)
+
+
+@pytest.mark.parametrize("name", ["<｜end▁of▁sentence｜>", "<eos>", "<turn|>", "[e~[", "<|return|>", "</s>", "<|end|>"])
+def test_a_token_that_llama_cpp_takes_for_an_end_by_its_name_ends_an_answer(name: str) -> None:
+    tokenizer = with_tokens(name)
+    assert tokenizer.vocab_size - 1 in tokenizer.eos_token_ids
+    assert tokenizer.vocab_size - 1 in tokenizer.special_ids
+
+
+@pytest.mark.parametrize(
+    ("names", "ends"),
+    [
+        (["<|end|>", "<|return|>", "<|call|>"], ["<|return|>", "<|call|>"]),
+        (["<|end|>", "<|calls|>", "<|flush|>"], ["<|calls|>", "<|flush|>"]),
+        (["<|end|>", "<|call|>"], ["<|end|>", "<|call|>"]),
+        (["</s>", "<|tool_response>"], ["<|tool_response>"]),
+        (["</s>", "<eos>"], ["</s>", "<eos>"]),
+    ],
+)
+def test_an_end_by_name_ends_nothing_beside_the_tokens_of_some_families(names: list[str], ends: list[str]) -> None:
+    tokenizer = with_tokens(*names)
+    for ids in (tokenizer.eos_token_ids, tokenizer.special_ids):
+        assert [name for name in names if tokenizer.encode(name, add_special_tokens=False)[-1] in ids] == ends
+
+
+@pytest.mark.parametrize("directory", [False, True])
+def test_a_prompt_that_begins_with_bos_gets_no_second_one(directory: bool, tmp_path: Path) -> None:
+    metadata = byte_level_metadata("llama-bpe", **{"tokenizer.ggml.add_bos_token": True})
+    tokenizer = build(metadata)
+    if directory:
+        tokenizer = Tokenizer(hf_tokenizer_parts(byte_level_directory(tmp_path, WORDS, add_bos_token=True)))
+    bos = tokenizer.bos_token_id
+    text = tokenizer.token_text(bos or 0)
+    ids = tokenizer.encode("hi")
+    assert (ids[0], ids.count(bos or 0)) == (bos, 1)
+    assert tokenizer.encode(f"{text}hi") == ids
+    assert tokenizer.encode(text) == [bos]
+    assert tokenizer.encode(f"{text}hi", allow_special=False).count(bos or 0) == 1
 
 
 def test_a_control_token_that_merges_can_spell_is_not_made_from_plain_text() -> None:

@@ -90,8 +90,9 @@ def test_ids_and_text_are_transformers_own(name: str, tmp_path: Path) -> None:
     ours = open_directory(directory)
     for text in [*corpus().values(), "", " a", "x<|im_end|> <s> y</s>z", " <s> <s>"]:
         for part in (text, *text.split("\n")):
-            ids = ours.encode(part)
-            assert ids == theirs.encode(part)
+            ids, wanted = ours.encode(part), theirs.encode(part)
+            # A text that begins with BOS gets no second one.
+            assert ids == (wanted[1:] if wanted[:2] == [ours.bos_token_id] * 2 else wanted)
             assert ours.encode(part, add_special_tokens=False) == theirs.encode(part, add_special_tokens=False)
             assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
             assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids)

@@ -1,65 +1,109 @@
-"""From a rendered conversation to token ids, with the messages' own `<|im_end|>` kept as text."""
+"""From a rendered conversation to token ids: control tokens come from what the template wrote, and from nothing else.
+
+Nothing is concluded from the text before it is encoded, since a normaliser may make a control token of anything. The
+ids are looked at, and each that counts as control has to come from characters of the right writer.
+"""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from onewave.engine.text.chat_template import RenderedChat
-from onewave.engine.text.tokenizer_parts import AddedPiece
+from onewave.engine.text.traced import OPERATOR, TEMPLATE
 
 if TYPE_CHECKING:
     from onewave.engine.text.tokenizer import Tokenizer
 
 
+class _Token(NamedTuple):
+    """A control token, and the characters that it stands for."""
+
+    id: int
+    start: int
+    end: int
+
+
 def encode_rendered(tokenizer: Tokenizer, chat: RenderedChat) -> list[int]:
     """Token ids of a rendered conversation.
 
-    Where no message holds anything like a control token this is one ordinary encoding. Otherwise the text is cut at
-    the tokens that the template wrote, and what lies between is encoded with control tokens read as text.
+    This is one ordinary encoding, if all its control tokens are the template's, and its tags not the user's. Otherwise
+    the text is cut at those that are, and what lies between is encoded with control tokens and tags read as text.
     """
-    if not chat.breaks:
-        return tokenizer.encode(chat.text, add_special_tokens=False)
-    ids: list[int] = []
+    tags = frozenset(piece.id for piece in tokenizer.parts.added if piece.content in chat.tags)
+    ids, tokens = _encode(tokenizer, chat.text, tags)
+    end = 0
+    for token in tokens:
+        if token.start < end or not _may_stand(tokenizer, chat, token):
+            break
+        end = token.end
+    else:
+        return ids
+    ids = list[int]()
     position = 0
-    for piece, start, end in _template_tokens(tokenizer.parts.added, chat):
-        ids += tokenizer.encode_plain(chat.text[position:start], at_start=position == 0)
-        ids.append(piece.id)
-        position = end
-    return ids + tokenizer.encode_plain(chat.text[position:], at_start=position == 0)
+    for token in _rightful_tokens(tokenizer, chat, tags):
+        ids += tokenizer.encode_plain(chat.text[position : token.start], at_start=position == 0, tags=tags)
+        ids.append(token.id)
+        position = token.end
+    return ids + tokenizer.encode_plain(chat.text[position:], at_start=position == 0, tags=tags)
 
 
-def _template_tokens(added: tuple[AddedPiece, ...], chat: RenderedChat) -> Iterator[tuple[AddedPiece, int, int]]:
-    """The added tokens that stand in the text as tokens: (token, start, end), whitespace that it takes along
-    included."""
-    longest_first = sorted((a for a in added if a.content), key=lambda a: len(a.content), reverse=True)
-    if not longest_first:
-        return
-    by_content = {a.content: a for a in longest_first}
-    pattern = re.compile("|".join(map(_pattern, longest_first)))
+def _encode(tokenizer: Tokenizer, text: str, tags: frozenset[int]) -> tuple[list[int], list[_Token]]:
+    """Ids of a text, and those of them that are control tokens or tags."""
+    encoding = tokenizer.encode_whole(text)
+    ids = encoding.ids
+    if tokenizer.special_ids.isdisjoint(ids) and tags.isdisjoint(ids):
+        return ids, []
+    spans = ((i, encoding.token_to_chars(at)) for at, i in enumerate(ids) if i in tokenizer.special_ids or i in tags)
+    return ids, [_Token(i, *(span or (0, 0))) for i, span in spans]
+
+
+def _may_stand(tokenizer: Tokenizer, chat: RenderedChat, token: _Token) -> bool:
+    """Whether a token comes from a writer who may write it. Its characters have to make it by themselves too: a
+    normaliser's insertions are said to come from their neighbours."""
+    text = chat.text[token.start : token.end]
+    start = token.start + len(text) - len(text.lstrip())
+    text = text.strip()
+    lowest = min(chat.writers[start : start + len(text)], default=0)
+    allowed = TEMPLATE if token.id in tokenizer.special_ids else OPERATOR
+    return lowest >= allowed and token.id in tokenizer.encode_whole(text).ids
+
+
+def _rightful_tokens(tokenizer: Tokenizer, chat: RenderedChat, tags: frozenset[int]) -> Iterator[_Token]:
+    """The control tokens and tags in the template's own text, and the tags in an operator's."""
     position = 0
-    while match := pattern.search(chat.text, position):
-        group = match.lastindex or 0
-        start, end = match.span(group)
-        if match[group] in chat.control and _from_message(chat, start, end):
-            # The search goes on behind its first character: a token of the template may begin inside.
-            position = start + 1
-            continue
-        yield by_content[match[group]], max(match.start(), position), match.end()
-        position = match.end()
+    for token in _tokens_in(tokenizer, chat, tags, (0, len(chat.text)), rb"\x02+"):
+        yield from _tags_between(tokenizer, chat, tags, (position, token.start))
+        yield token
+        position = token.end
+    yield from _tags_between(tokenizer, chat, tags, (position, len(chat.text)))
 
 
-def _pattern(piece: AddedPiece) -> str:
-    text = f"({re.escape(piece.content)})"
-    if piece.single_word:
-        text = rf"(?<!\w){text}(?!\w)"
-    return (r"\s*" if piece.lstrip else "") + text + (r"\s*" if piece.rstrip else "")
+def _tags_between(
+    tokenizer: Tokenizer, chat: RenderedChat, tags: frozenset[int], span: tuple[int, int]
+) -> Iterator[_Token]:
+    found = _tokens_in(tokenizer, chat, tags, span, rb"[\x01\x02]+")
+    return (token for token in found if token.id not in tokenizer.special_ids)
 
 
-def _from_message(chat: RenderedChat, start: int, end: int) -> bool:
-    """Whether the control token at [start, end) came, whole or in part, from a message."""
-    after = bisect_right(chat.breaks, start)
-    spans_break = after < len(chat.breaks) and chat.breaks[after] < end
-    return start in chat.user_starts or spans_break
+def _tokens_in(
+    tokenizer: Tokenizer, chat: RenderedChat, tags: frozenset[int], span: tuple[int, int], writers: bytes
+) -> Iterator[_Token]:
+    """Control tokens and tags in the runs of some writers, with the whitespace that they take along."""
+    text, by_id = chat.text, {piece.id: piece for piece in tokenizer.parts.added}
+    done, last = span
+    for run in re.compile(writers).finditer(chat.writers, *span):
+        for i, start, end in _encode(tokenizer, text[run.start() : run.end()], tags)[1]:
+            start, end, piece = start + run.start(), end + run.start(), by_id.get(i)
+            if piece is not None and piece.single_word and re.match(r"\w", text[end : end + 1]):
+                continue
+            if piece is not None and piece.single_word and re.match(r"\w", text[max(0, start - 1) : start]):
+                continue
+            while piece is not None and piece.lstrip and start > done and text[start - 1].isspace():
+                start -= 1
+            while piece is not None and piece.rstrip and end < last and text[end].isspace():
+                end += 1
+            if start >= done:
+                yield _Token(i, start, end)
+                done = end

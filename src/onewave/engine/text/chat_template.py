@@ -1,31 +1,36 @@
 """Chat templates: Jinja, in a sandbox, with what transformers' templates expect to find there.
 
-A template mixes its own control tokens with what people wrote. To tell the two apart after rendering, control tokens
-inside the messages are wrapped in two marker characters that occur nowhere else; the template may trim, split or
-upper-case the text and the markers travel with it. Rendering returns the text without the markers, and where they
-were.
+A template mixes its own control tokens with what people wrote. Its text is Traced (traced.py) and keeps its writer
+through all that the template does, so that the two can be told apart after rendering.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
 from numbers import Integral, Real
 from typing import Any, cast
 
 import numpy as np
-from jinja2 import Environment, TemplateError, nodes
+from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
 from onewave.engine.text.tokenizer_parts import AddedPiece
+from onewave.engine.text.traced import (
+    OPERATOR,
+    TEMPLATE,
+    TracedEnvironment,
+    join,
+    lowest_writer,
+    writers_of,
+    written_by,
+)
 
 MAX_CHARACTERS = 50_000_000
 """Characters of a rendered conversation. Real ones stay far below."""
@@ -33,18 +38,21 @@ MAX_CHARACTERS = 50_000_000
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
+OPERATOR_ROLES = frozenset({"system", "developer", "assistant", "tool", "function", "ipython", "observation"})
+"""Roles whose messages are not a user's words."""
+
+
 @dataclass(frozen=True)
 class RenderedChat:
     """A rendered conversation.
 
-    text: what the model is to read. user_starts: positions in text where a control token copied from a message
-    begins. breaks: positions that no control token may span. control: the texts that count as control tokens.
+    text: what the model is to read. writers: who wrote each character (traced.py). tags: added tokens that the template
+    writes and that are no control tokens (`<tool_call>`); a user's are text.
     """
 
     text: str
-    user_starts: frozenset[int]
-    breaks: tuple[int, ...]
-    control: frozenset[str]
+    writers: bytes
+    tags: frozenset[str]
 
 
 class _GenerationBlock(Extension):
@@ -70,16 +78,16 @@ def _tojson(
 ) -> str:
     # Jinja's own escapes HTML. What json does not know is asked for its text, which refuses.
     how: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys, "default": str}
-    return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+    return written_by(lowest_writer(_strings(value)), json.dumps(value, ensure_ascii=ensure_ascii, **how))
 
 
 def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-def _environment() -> Environment:
+def _environment() -> TracedEnvironment:
     extensions = [_GenerationBlock, loopcontrols]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment = TracedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _tojson
     helpers: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     environment.globals.update(helpers)
@@ -93,13 +101,12 @@ class ChatTemplate:
     output. Nothing ends a template that computes for long without writing.
 
     source: Jinja. origin: the model's file, for messages. special_tokens: name -> text, visible to the template.
-    added: the tokenizer's added tokens; control tokens are the special ones and those that the template itself
-    writes. Raises TokenizerError when the source is not a template.
+    added: the tokenizer's added tokens. Raises TokenizerError when the source is not a template.
     """
 
     def __init__(self, source: str, *, origin: str, special_tokens: Mapping[str, str], added: Iterable[AddedPiece]):
         self._what = f"{origin}: chat template"
-        self._special_tokens = dict(special_tokens)
+        self._special_tokens = {name: written_by(TEMPLATE, text) for name, text in special_tokens.items()}
         environment = _environment()
         try:
             tree = environment.parse(source)
@@ -110,14 +117,11 @@ class ChatTemplate:
             self._template = environment.from_string(tree)
         except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
             raise TokenizerError(self._what, got=f"not a Jinja template ({_reason(error)})") from error
-        special = [a.content for a in added if a.special]
-        written = [a.content for a in added if not a.special and not a.content.isspace() and a.content in literals]
-        self._everyone = _Marker(special + written)
-        # A model's own earlier answers hold `<think>` and the like on purpose, and templates take them apart by these.
-        self._assistant = _Marker(special)
-        self._source = source
+        self._tags = frozenset(
+            a.content for a in added if not a.special and not a.content.isspace() and a.content in literals
+        )
 
-    def render_marked(
+    def render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]
     ) -> RenderedChat:
         """Lay out a conversation. Raises InvalidArgumentError for malformed messages, TokenizerError when the
@@ -127,23 +131,16 @@ class ChatTemplate:
             given = {name: _plain(value, name) for name, value in variables.items()}
         except RecursionError as error:
             raise InvalidArgumentError("messages", got="nested without end, or hundreds of levels deep") from error
-        private = _unused([self._source, *self._special_tokens.values(), *_characters(checked), *_characters(given)])
-        start, end = next(private, None), next(private, None)
-        if start is None or end is None:
-            raise InvalidArgumentError("messages", got="every character that Unicode leaves for private use")
-        marked = [
-            (self._assistant if message["role"] == "assistant" else self._everyone).mark(message, start, end)
-            for message in checked
-        ]
         context = {
             "tools": None,
             "documents": None,
             **self._special_tokens,
-            **self._everyone.mark(given, start, end),
-            "messages": marked,
+            **_by_operator(given),
+            "messages": [_with_writers(message) for message in checked],
             "add_generation_prompt": add_generation_prompt,
         }
-        return _unmark(self._run(context), start, end, self._everyone.control)
+        text = self._run(context)
+        return RenderedChat(str.__str__(text), writers_of(text), self._tags)
 
     def _run(self, context: dict[str, Any]) -> str:
         chunks: list[str] = []
@@ -162,7 +159,7 @@ class ChatTemplate:
                 got=f"failed ({_reason(error)})",
                 next="Check the messages against what this model's template takes.",
             ) from error
-        return "".join(chunks)
+        return join(chunks)
 
     def _flatten(self, message: dict[str, Any]) -> dict[str, Any]:
         """Join a content list into one string for a template that knows only strings. A content of None stays for a
@@ -265,100 +262,40 @@ class _Foreign:
     __hash__ = _refuse
 
 
-def _unused(texts: Iterable[str]) -> Iterator[str]:
-    """Characters for private use that stand in none of the texts, spelled as JSON does neither."""
-    joined = "\0".join(texts)
-    used, escaped = set(joined), set(re.findall(r"\\u[0-9a-f]{4}", joined))
-    for character in map(chr, chain(range(0xE000, 0xF8FF), *_MORE_PRIVATE)):
-        if character not in used and json.dumps(character)[1:7] not in escaped:
-            yield character
+def _with_writers(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with its writer: a user's words stay plain. A role of letters alone can be part of the template's
+    control token (`<|user|>`)."""
+    role = message["role"]
+    traced = _by_operator(message) if role in OPERATOR_ROLES else message
+    return {**traced, "role": written_by(TEMPLATE, role) if re.fullmatch(r"[\w -]*", role) else role}
 
 
-def _characters(value: Any) -> Iterable[str]:
+def _by_operator(value: Any) -> Any:
+    """Plain data with every string of it marked as the operator's."""
+    if isinstance(value, str):
+        return written_by(OPERATOR, value)
+    if isinstance(value, list):
+        return [_by_operator(item) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {_by_operator(key): _by_operator(item) for key, item in cast("dict[Any, Any]", value).items()}
+    return value
+
+
+def _strings(value: Any) -> Iterable[str]:
     """Every string in plain data."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        for key, item in cast("dict[Any, Any]", value).items():
-            yield from _characters(key)
-            yield from _characters(item)
-    elif isinstance(value, list):
-        for item in cast("list[Any]", value):
-            yield from _characters(item)
+    elif isinstance(value, Mapping):
+        for key, item in cast("Mapping[Any, Any]", value).items():
+            yield from _strings(key)
+            yield from _strings(item)
+    elif isinstance(value, list | tuple):
+        for item in cast("Sequence[Any]", value):
+            yield from _strings(item)
 
 
 def _reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-class _Marker:
-    """Puts markers into strings: `start` + token + `end` around control tokens, `end` where a cut-off one touches an
-    edge."""
-
-    def __init__(self, control: Iterable[str]):
-        self.control = frozenset(control)
-        longest_first = sorted(self.control, key=len, reverse=True)
-        # Upper and lower case alike: a template may fold the text after we looked.
-        self._whole = re.compile("|".join(map(re.escape, longest_first)) or "(?!)", re.IGNORECASE)
-        folded = {token.lower() for token in self.control}
-        self._heads = frozenset(token[:cut] for token in folded for cut in range(1, len(token)))
-        self._tails = frozenset(token[cut:] for token in folded for cut in range(1, len(token)))
-        self._longest = max(map(len, folded), default=1) - 1
-
-    def mark(self, value: Any, start: str, end: str) -> Any:
-        """Plain data with every string marked; dict keys, which templates look for, within alone."""
-        if isinstance(value, str):
-            return self._mark_text(value, start, end, edges=True)
-        if isinstance(value, list):
-            return [self.mark(item, start, end) for item in cast("list[Any]", value)]
-        if isinstance(value, dict):
-            fields = cast("dict[Any, Any]", value)
-            # Templates compare these two with fixed words.
-            words = {"role", "type"}
-            return {
-                self._mark_text(key, start, end, edges=False) if isinstance(key, str) else key: self._mark_text(
-                    item, start, end, edges=False
-                )
-                if key in words and isinstance(item, str)
-                else self.mark(item, start, end)
-                for key, item in fields.items()
-            }
-        return value
-
-    def _mark_text(self, text: str, start: str, end: str, *, edges: bool) -> str:
-        if edges and self._longest:
-            # Two strings that the template joins must not make a token of a half each.
-            body = text.strip()
-            lead, trail = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
-            folded_head, folded_tail = body[: self._longest].lower(), body[-self._longest :].lower()
-            if any(folded_tail[-n:] in self._heads for n in range(1, len(folded_tail) + 1)):
-                body += end
-            if any(folded_head[:n] in self._tails for n in range(1, len(folded_head) + 1)):
-                body = end + body
-            text = lead + body + trail if body else text
-        return self._whole.sub(lambda match: start + match[0] + end, text)
-
-
-def _unmark(text: str, start: str, end: str, control: frozenset[str]) -> RenderedChat:
-    if start not in text and end not in text and "\\u" not in text:
-        return RenderedChat(text, frozenset(), (), control)
-    # tojson(ensure_ascii=true) writes a marker as an escape.
-    spellings = {start: start, end: end, json.dumps(start)[1:-1]: start, json.dumps(end)[1:-1]: end}
-    pieces = re.split("(" + "|".join(map(re.escape, spellings)) + ")", text)
-    starts: set[int] = set()
-    breaks: list[int] = []
-    position = 0
-    for text_piece, marker in zip(pieces[::2], [*pieces[1::2], None], strict=True):
-        position += len(text_piece)
-        if marker is not None:
-            breaks.append(position)
-            if spellings[marker] == start:
-                starts.add(position)
-    return RenderedChat("".join(pieces[::2]), frozenset(starts), tuple(breaks), control)
-
-
-# Unicode's planes 15 and 16.
-_MORE_PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
 def _literals(tree: nodes.Template) -> str:

@@ -22,21 +22,31 @@ from onewave.engine.text.tokenizer_parts import AddedPiece, TokenizerParts, back
 # Token types of tokenizer.ggml.token_type.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-# llama.cpp treats these as ends of a turn, whatever eos_token_id says and whatever type the file gave them.
-END_OF_TURN_TOKENS = (
+# llama.cpp treats these as ends of an answer, whatever eos_token_id says and whatever type the file gave them
+# (special_eog_ids of llama-vocab.cpp, as in llama-cpp-python 0.3.36).
+END_TOKENS = (
     "<|eot_id|>",
     "<|im_end|>",
     "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
     "<end_of_turn>",
     "<|endoftext|>",
+    "</s>",
     "<|eom_id|>",
     "<EOT>",
     "_<EOT>",
-    "<|end_of_text|>",
-    "</s>",
     "[EOT]",
     "[EOS]",
+    "<|end_of_text|>",
     "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
 )
 # So it does the padding, repository and file marks of code infilling. Of each kind one token counts: the one that the
 # key names, else the first of these names.
@@ -159,8 +169,8 @@ def gguf_tokenizer_parts(metadata: Mapping[str, Any], origin: str) -> TokenizerP
     )
     bos = _special_id(metadata, vocabulary, "bos", bos_default)
     eos = _special_id(metadata, vocabulary, "eos", eos_default)
-    prefix = _flag(metadata, "add_bos_token", add_bos, origin) and bos is not None
-    suffix = _flag(metadata, "add_eos_token", False, origin) and eos is not None
+    prefix = (bos,) if _flag(metadata, "add_bos_token", add_bos, origin) and bos is not None else ()
+    suffix = (eos,) if _flag(metadata, "add_eos_token", False, origin) and eos is not None else ()
     return TokenizerParts(
         origin=origin,
         file=origin,
@@ -170,8 +180,9 @@ def gguf_tokenizer_parts(metadata: Mapping[str, Any], origin: str) -> TokenizerP
         vocab_size=len(vocabulary.tokens),
         bos_token_id=bos,
         eos_token_ids=_eos_ids(metadata, vocabulary, eos),
-        prefix_ids=(bos,) if prefix and bos is not None else (),
-        suffix_ids=(eos,) if suffix and eos is not None else (),
+        prefix_ids=prefix,
+        suffix_ids=suffix,
+        chat_prefix_ids=prefix,
         special_tokens=_special_tokens(metadata, vocabulary, bos, eos),
         chat_templates=_chat_templates(metadata, origin),
     )
@@ -199,9 +210,11 @@ def _read_vocabulary(metadata: Mapping[str, Any], origin: str) -> _Vocabulary:
     else:
         types = cast("list[int]", _array(metadata, "token_type", int, origin))
         _same_length(types, tokens, "token_type", origin)
-    for token in (*END_OF_TURN_TOKENS, *(name for names in INFILL_ENDS.values() for name in names)):
+    for token in (*END_TOKENS, *(name for names in INFILL_ENDS.values() for name in names)):
         if token in ids:
             types[ids[token]] = CONTROL
+    for token, kind in _no_ends(ids).items():
+        types[token] = kind
     return _Vocabulary(origin, tokens, ids, types)
 
 
@@ -332,11 +345,21 @@ def _special_id(metadata: Mapping[str, Any], vocabulary: _Vocabulary, name: str,
 def _eos_ids(metadata: Mapping[str, Any], vocabulary: _Vocabulary, eos: int | None) -> tuple[int, ...]:
     """Every id that ends an answer, the file's own eos first."""
     found = [eos, *(_special_id(metadata, vocabulary, name, None) for name in ("eot", "eom"))]
-    found += [vocabulary.ids.get(token) for token in END_OF_TURN_TOKENS]
+    found += [vocabulary.ids.get(token) for token in END_TOKENS]
     for name, texts in INFILL_ENDS.items():
         named = next((vocabulary.ids[text] for text in texts if text in vocabulary.ids), None)
         found.append(_special_id(metadata, vocabulary, name, named))
-    return tuple(dict.fromkeys(i for i in found if i is not None))
+    no_ends = _no_ends(vocabulary.ids)
+    return tuple(dict.fromkeys(i for i in found if i is not None and i not in no_ends))
+
+
+def _no_ends(ids: Mapping[str, int]) -> dict[int, int]:
+    """Tokens that end nothing beside others of their family, though END_TOKENS has them: id -> type."""
+    harmony = ids.keys() & {"<|call|>", "<|calls|>"} and ids.keys() & {"<|return|>", "<|flush|>"}
+    names = {"<|end|>": USER_DEFINED} if harmony else {}
+    if ids.keys() & {"<|tool_response>", "<|plamo:eos|>"}:
+        names["</s>"] = NORMAL
+    return {ids[name]: kind for name, kind in names.items() if name in ids}
 
 
 def _special_tokens(

@@ -55,5 +55,4 @@ def cut_at(chat: RenderedChat, mark: str) -> RenderedChat:
     text = chat.text[:at]
     if not chat.text.startswith(f"{mark} ", at):
         text = text.rstrip()
-    breaks = tuple(position for position in chat.breaks if position <= len(text))
-    return replace(chat, text=text, user_starts=frozenset(p for p in chat.user_starts if p < len(text)), breaks=breaks)
+    return replace(chat, text=text, writers=chat.writers[: len(text)])

@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache, partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, cast
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import PreTokenizer, Whitespace
 
@@ -91,17 +92,16 @@ class Tokenizer:
             raise _not_text(text) from error
 
     def _encode(self, text: str, add_special_tokens: bool, allow_special: bool) -> list[int]:
-        parts = self._parts
-        by_backend = add_special_tokens and parts.prefix_ids is None
-        backend = self._backend if allow_special else self._text_backend
-        ids = backend.encode(text, add_special_tokens=by_backend).ids
-        if not allow_special:
-            first, last = self._around if by_backend else (0, 0)
-            body = ids[first : len(ids) - last]
-            ids = [*ids[:first], *self._spell_out(body), *ids[len(ids) - last :]]
-        if not add_special_tokens or by_backend:
+        ids = self._backend.encode(text, add_special_tokens=False).ids if allow_special else self.encode_plain(text)
+        if not add_special_tokens:
             return ids
-        return [*(parts.prefix_ids or ()), *ids, *(parts.suffix_ids or ())]
+        prefix, suffix = self._around
+        return [*_missing(prefix, ids), *ids, *suffix]
+
+    def encode_whole(self, text: str) -> Encoding:
+        """A text's ids and where they come from, with control tokens read as such and nothing put around it."""
+        with backend_call(self._parts.file, "encoding text", callers=(TypeError, UnicodeError)):
+            return self._backend.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD. Raises InvalidArgumentError for an id out of
@@ -171,7 +171,7 @@ class Tokenizer:
         **template_kwargs: Any,
     ) -> str:
         """The text that encode_chat encodes. Arguments and errors as there."""
-        return self._template(template_kwargs).render_marked(messages, add_generation_prompt, template_kwargs).text
+        return self._template(template_kwargs).render(messages, add_generation_prompt, template_kwargs).text
 
     def lay_out_chat(
         self,
@@ -190,11 +190,12 @@ class Tokenizer:
         template = self._template(template_kwargs)
         if continue_final_message:
             messages, mark = mark_end(messages)
-            rendered = cut_at(template.render_marked(messages, add_generation_prompt, template_kwargs), mark)
+            rendered = cut_at(template.render(messages, add_generation_prompt, template_kwargs), mark)
         else:
-            rendered = template.render_marked(messages, add_generation_prompt, template_kwargs)
+            rendered = template.render(messages, add_generation_prompt, template_kwargs)
         try:
-            return rendered.text, encode_rendered(self, rendered)
+            ids = encode_rendered(self, rendered)
+            return rendered.text, [*_missing(self._parts.chat_prefix_ids, ids), *ids]
         except (TypeError, UnicodeError) as error:
             raise _not_text(rendered.text) from error
 
@@ -262,19 +263,43 @@ class Tokenizer:
         return lru_cache(_CALLERS_TEMPLATES)(self._compile_template)
 
     @cached_property
-    def _text_backend(self) -> Backend:
-        """The pipeline with control tokens read as text; shares the model with the other."""
-        view = self._view(self._backend.pre_tokenizer)
+    def _around(self) -> tuple[Sequence[int], Sequence[int]]:
+        """The ids to put before and after a text."""
+        parts = self._parts
+        if parts.prefix_ids is not None:
+            return parts.prefix_ids, parts.suffix_ids or ()
+        encoding = self._backend.encode("a")
+        own = [at for at, added in enumerate(encoding.special_tokens_mask) if not added]
+        first, last = (own[0], own[-1] + 1) if own else (len(encoding.ids),) * 2
+        return encoding.ids[:first], encoding.ids[last:]
+
+    @cached_property
+    def _text_backend(self) -> Callable[[frozenset[int], bool], Backend]:
+        return lru_cache(_CALLERS_TEMPLATES)(self._make_text_backend)
+
+    def _make_text_backend(self, tags: frozenset[int], at_start: bool) -> Backend:
+        """The pipeline with control tokens and these tags read as text; shares the model with the other."""
+        pre_tokenizer = self._backend.pre_tokenizer
+        if pre_tokenizer is not None and not at_start:
+            # Metaspace's "first" means the very first word.
+            state = cast("bytes", pre_tokenizer.__getstate__())  # pyright: ignore[reportUnknownMemberType]
+            pre_tokenizer = Whitespace()  # takes on whatever kind the state is of
+            pre_tokenizer.__setstate__(state.replace(b'"prepend_scheme":"first"', b'"prepend_scheme":"never"'))
         decoder = self._backend.get_added_tokens_decoder()
-        view.add_tokens([decoder[i] for i in sorted(decoder)])  # pyright: ignore[reportUnknownMemberType]
-        if view.get_added_tokens_decoder() != decoder:  # ids with gaps: only a full copy keeps them
+        for tag in tags:
+            decoder[tag].special = True
+        tokens = [decoder[i] for i in sorted(decoder)]
+        view = self._bare(pre_tokenizer)
+        view.add_tokens(tokens)  # pyright: ignore[reportUnknownMemberType]
+        if view.get_added_tokens_decoder().keys() != decoder.keys():  # ids with gaps: only a full copy keeps them
             view = Backend.from_str(self._backend.to_str())
-        if self._backend.post_processor is not None:
-            view.post_processor = self._backend.post_processor
+            view.add_tokens(tokens)  # pyright: ignore[reportUnknownMemberType]
+            if pre_tokenizer is not None:
+                view.pre_tokenizer = pre_tokenizer
         view.encode_special_tokens = True
         return view
 
-    def _view(self, pre_tokenizer: PreTokenizer | None) -> Backend:
+    def _bare(self, pre_tokenizer: PreTokenizer | None) -> Backend:
         """The pipeline without added tokens, sharing model and normalizer, with this pre-tokenizer (or None)."""
         view = Backend(self._backend.model)
         if self._backend.normalizer is not None:
@@ -283,31 +308,8 @@ class Tokenizer:
             view.pre_tokenizer = pre_tokenizer
         return view
 
-    @cached_property
-    def _plain_backend(self) -> Backend:
-        """The pipeline without added tokens."""
-        return self._view(self._backend.pre_tokenizer)
-
-    @cached_property
-    def _plain_inner_backend(self) -> Backend:
-        """The same for text that is not the start: Metaspace's "first" means the very first word."""
-        if self._backend.pre_tokenizer is None:
-            return self._plain_backend
-        state = cast("bytes", self._backend.pre_tokenizer.__getstate__())  # pyright: ignore[reportUnknownMemberType]
-        inner = Whitespace()  # takes on whatever kind the state is of
-        inner.__setstate__(state.replace(b'"prepend_scheme":"first"', b'"prepend_scheme":"never"'))
-        return self._view(inner)
-
-    @cached_property
-    def _around(self) -> tuple[int, int]:
-        """How many ids the post-processor puts before and after a text."""
-        bare = self._text_backend.encode("a", add_special_tokens=False).ids
-        ids = self._text_backend.encode("a", add_special_tokens=True).ids
-        first = next((i for i in range(len(ids)) if ids[i : i + len(bare)] == bare), 0)
-        return first, len(ids) - first - len(bare)
-
-    def encode_plain(self, text: str, *, at_start: bool = True) -> list[int]:
-        """Ids of a text in which no added token is recognised and from which no control token comes.
+    def encode_plain(self, text: str, *, at_start: bool = True, tags: frozenset[int] = frozenset()) -> list[int]:
+        """Ids of a text from which no control token and none of `tags` comes.
 
         at_start: False for a stretch from the middle of a text, which gets no space prefix where only the first word
         has one.
@@ -315,32 +317,40 @@ class Tokenizer:
         if not text:
             return []
         with backend_call(self._parts.file, "encoding text", callers=(TypeError, UnicodeError)):
-            backend = self._plain_backend if at_start else self._plain_inner_backend
-            return self._spell_out(backend.encode(text, add_special_tokens=False).ids)
+            ids = self._text_backend(tags, at_start).encode(text, add_special_tokens=False).ids
+            forged = (self.special_ids | tags) - self._unknown
+            if forged.isdisjoint(ids):
+                return ids
+            return [j for i in ids for j in (self._spell(i, forged) if i in forged else [i])]
 
     @property
     def parts(self) -> TokenizerParts:
         """What this was made of."""
         return self._parts
 
-    def _spell_out(self, ids: list[int]) -> list[int]:
-        """Replace control tokens that plain text merged into by tokens of their halves."""
-        if self.special_ids.isdisjoint(ids):
-            return ids
-        spelled: list[int] = []
-        for token_id in ids:
-            spelled += self._spell(token_id) if token_id in self.special_ids else [token_id]
-        return spelled
+    @cached_property
+    def _unknown(self) -> frozenset[int]:
+        """What stands for text that the vocabulary does not have, unless it ends an answer or begins a text too."""
+        text = getattr(self._backend.model, "unk_token", None) or self._parts.special_tokens.get("unk_token")
+        token_id = None if text is None else self._backend.token_to_id(text)
+        taken = {*self.eos_token_ids, self.bos_token_id, None}
+        return frozenset[int]() if token_id in taken else frozenset({cast("int", token_id)})
 
-    def _spell(self, token_id: int) -> list[int]:
-        """A control token's text in other tokens."""
+    def _spell(self, token_id: int, forged: frozenset[int]) -> list[int]:
+        """A token's text in tokens that are not `forged`; nothing where the vocabulary has none."""
         text = self._backend.id_to_token(token_id) or ""
+        bare = self._bare(self._backend.pre_tokenizer)
         # Cut into ever more parts: a merge that makes the token needs at least one of the cuts whole.
         for cut in range(1, len(text)):
-            ids = [i for part in (text[:cut], text[cut:]) for i in self._plain_backend.encode(part).ids]
-            if self.special_ids.isdisjoint(ids):
+            ids = [i for part in (text[:cut], text[cut:]) for i in bare.encode(part, add_special_tokens=False).ids]
+            if forged.isdisjoint(ids):
                 return ids
-        return [token_id]
+        return []
+
+
+def _missing(prefix: Sequence[int], ids: Sequence[int]) -> Sequence[int]:
+    """The prefix, unless these ids begin with it."""
+    return () if prefix and list(ids[: len(prefix)]) == list(prefix) else prefix
 
 
 def _not_text(text: object) -> InvalidArgumentError:

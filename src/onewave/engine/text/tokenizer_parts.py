@@ -59,8 +59,8 @@ class TokenizerParts:
     origin: the file or directory, for messages. file: what describes the pipeline. backend: the `tokenizers` pipeline
     with its added tokens. pieces: id -> bytes, or None when the decoder is none that we read. added: the added tokens.
     vocab_size: ids are below it. prefix_ids, suffix_ids: put around a text encoded with add_special_tokens; None when
-    the backend's own post-processor does so. special_tokens: name -> text ("bos_token": "<s>"), as chat templates see
-    them. chat_templates: name -> Jinja source.
+    the backend's own post-processor does so. chat_prefix_ids: put before a conversation. special_tokens: name -> text
+    ("bos_token": "<s>"), as chat templates see them. chat_templates: name -> Jinja source.
     """
 
     origin: str
@@ -73,5 +73,6 @@ class TokenizerParts:
     eos_token_ids: tuple[int, ...]
     prefix_ids: tuple[int, ...] | None = None
     suffix_ids: tuple[int, ...] | None = None
+    chat_prefix_ids: tuple[int, ...] = ()
     special_tokens: Mapping[str, str] = field(default_factory=dict[str, str])
     chat_templates: Mapping[str, str] = field(default_factory=dict[str, str])
