@@ -1,5 +1,16 @@
 """Chat templates in the manner of well-known model families, written for these tests."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from kit.models.tiny_tokenizers import byte_level_metadata
+from onewave.engine.text.gguf_tokenizer import gguf_tokenizer_parts
+from onewave.engine.text.tokenizer import Tokenizer
+
+# Digits one by one, as Qwen2's.
+DIGIT_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nBe kind<|im_end|>\n' }}{% endif %}"
@@ -100,3 +111,12 @@ TEMPLATES = {
     "mistral": MISTRAL,
     "qwen 3": QWEN3,
 }
+
+
+def with_template(template: str, **overrides: Any) -> Tokenizer:
+    metadata = byte_level_metadata("qwen2", **{"tokenizer.chat_template": template}, **overrides)
+    return Tokenizer(gguf_tokenizer_parts(metadata, "tiny.gguf"))
+
+
+def user(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
