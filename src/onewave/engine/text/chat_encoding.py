@@ -60,7 +60,7 @@ def _encode(tokenizer: Tokenizer, text: str, tags: frozenset[int]) -> tuple[list
 
 
 def _may_stand(tokenizer: Tokenizer, chat: RenderedChat, token: _Token) -> bool:
-    """Whether a token comes from a writer who may write it. Its characters have to make it by themselves too: a
+    """Whether the writers of a token's characters may write it. The characters have to make it by themselves too: a
     normaliser's insertions are said to come from their neighbours."""
     text = chat.text[token.start : token.end]
     start = token.start + len(text) - len(text.lstrip())

@@ -1,4 +1,4 @@
-"""Strings that know who wrote each of their characters, through whatever a Jinja template does with them.
+"""Strings that know the writer of each of their characters, through whatever a Jinja template does with them.
 
 A template mixes its own control tokens with what people wrote; `Traced` keeps the two apart. It is a str in every
 answer that it gives (length, equality, `in`, hashing, `startswith`, ...). What cuts or joins it carries the writers
