@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -15,7 +17,7 @@ _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 class Listed(NamedTuple):
     """Where a command stands, and its line in the list of commands (which no help may cut off).
 
-    `place` is "file:name" within this folder: a function with typer's annotations, or a group.
+    `place` is "file:name" within this folder: a function with typer's annotations (see with_fields), or a group.
     """
 
     place: str
@@ -77,5 +79,33 @@ def _command(name: str, place: str) -> Any:
     found = getattr(import_module(f"onewave.cli.{file}"), attribute)
     if not isinstance(found, typer.Typer):
         function, found = found, typer.Typer(add_completion=False, context_settings=_HELP_NAMES, rich_markup_mode=None)
-        found.command(name)(function)
+        found.command(name)(with_fields(function))
     return typer.main.get_command(found)
+
+
+def with_fields(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter that is a dataclass by its fields, so that commands share options and their checks."""
+    hints = get_type_hints(function, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for name, given in inspect.signature(function).parameters.items():
+        if name not in groups:
+            parameters.append(given.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            continue
+        of_field = get_type_hints(groups[name], include_extras=True)
+        for field in fields(groups[name]):
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            parameters.append(
+                inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=of_field[field.name]
+                )
+            )
+
+    def call(**values: Any) -> None:
+        made = {n: group(**{f.name: values.pop(f.name) for f in fields(group)}) for n, group in groups.items()}
+        function(**values, **made)
+
+    call.__doc__ = function.__doc__
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads
+    return call

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -68,3 +69,13 @@ Ledger = Annotated[
     Path | None,
     typer.Option("--ledger", metavar="[DIR]", help="Append the measurements to DIR (default: ./ledger)."),
 ]
+
+
+def chosen(call: typer.Context, names: Collection[str] | None = None) -> dict[str, Any]:
+    """The options that the command line sets, with their values: "--batch-size": 8. names: only of these parameters."""
+    return {
+        parameter.opts[0]: call.params[parameter.name]
+        for parameter in call.command.params
+        if parameter.name and (names is None or parameter.name in names)
+        if getattr(call.get_parameter_source(parameter.name), "name", "DEFAULT") != "DEFAULT"
+    }

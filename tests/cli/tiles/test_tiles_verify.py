@@ -9,19 +9,15 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from kit.task_tables.verify_table import verify_table
-from onewave.base.errors import InvalidArgumentError, OnewaveError
-from onewave.cli.tiles.lower import lower_command
-from onewave.cli.tiles.verify import interpret_command, verify_command
+from onewave.base.errors import InvalidArgumentError
+from onewave.cli.tiles.commands import tiles
+from onewave.cli.tiles.verify import verify_command
 from onewave.tiles.order.schedule import Csr
 from onewave.tiles.proof import schedule_file as verify_file
 from onewave.tiles.proof.table import TaskTable
-
-app = typer.Typer()
-app.command("verify")(verify_command)
 
 
 def task(name, reads=(), writes=(), after=(), **more):
@@ -35,7 +31,7 @@ def plan(tasks, workers, co_resident=132, mode="static", **more):
 def run(tmp_path, data):
     file = tmp_path / "plan.json"
     file.write_text(data if isinstance(data, str) else json.dumps(data))
-    return CliRunner().invoke(app, [str(file), "--json"])
+    return CliRunner().invoke(tiles, ["verify", str(file), "--json"])
 
 
 def verdict(tmp_path, data):
@@ -279,27 +275,29 @@ def test_a_bad_file_is_told_in_one_line(tmp_path, data):
 
 def test_files_that_cannot_be_read_are_told_in_one_line(tmp_path, monkeypatch):
     for path in (tmp_path, tmp_path / "missing.json", tmp_path / ("x" * 300)):
-        result = CliRunner().invoke(app, [str(path), "--json"])
+        result = CliRunner().invoke(tiles, ["verify", str(path), "--json"])
         assert isinstance(result.exception, InvalidArgumentError)
     (tmp_path / "latin.json").write_bytes(b'{"tasks": "\xff"}')
-    assert isinstance(CliRunner().invoke(app, [str(tmp_path / "latin.json")]).exception, InvalidArgumentError)
+    assert isinstance(
+        CliRunner().invoke(tiles, ["verify", str(tmp_path / "latin.json")]).exception, InvalidArgumentError
+    )
     monkeypatch.setattr(verify_file, "MAX_FILE_BYTES", 1000)
-    result = CliRunner().invoke(app, ["/dev/zero"])
+    result = CliRunner().invoke(tiles, ["verify", "/dev/zero"])
     assert "file size" in str(result.exception)
 
 
 def test_without_json_a_person_reads_one_line(tmp_path):
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(plan(CHAIN, [["b", "c"], ["d", "a"]])))
-    result = CliRunner().invoke(app, [str(file)])
+    result = CliRunner().invoke(tiles, ["verify", str(file)])
     assert result.exit_code == 1
     assert result.stdout.startswith("rejected: deadlock: ")
     file.write_text(json.dumps(plan(CHAIN, [["a", "b"], ["c", "d"]])))
-    assert CliRunner().invoke(app, [str(file)]).stdout.startswith("verified: 4 tasks on 2 workers")
+    assert CliRunner().invoke(tiles, ["verify", str(file)]).stdout.startswith("verified: 4 tasks on 2 workers")
 
 
 def test_standard_input_is_read_as_a_file():
-    result = CliRunner().invoke(app, ["-", "--json"], input=json.dumps(GOOD))
+    result = CliRunner().invoke(tiles, ["verify", "-", "--json"], input=json.dumps(GOOD))
     assert json.loads(result.stdout)["ok"]
 
 
@@ -320,21 +318,17 @@ def test_a_file_of_a_hundred_thousand_tasks_is_judged_in_seconds(tmp_path):
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(plan(tasks, workers)))
     began = time.process_time()
-    result = CliRunner().invoke(app, [str(file), "--json"])
+    result = CliRunner().invoke(tiles, ["verify", str(file), "--json"])
     assert time.process_time() - began < 10
     assert json.loads(result.stdout)["ok"], result.stdout
 
 
 def lowered(*arguments):
-    tool = typer.Typer()
-    tool.command("lower")(lower_command)
-    return CliRunner().invoke(tool, [*map(str, arguments)])
+    return CliRunner().invoke(tiles, ["lower", *map(str, arguments)])
 
 
 def interpreted(*arguments):
-    tool = typer.Typer()
-    tool.command("interpret")(interpret_command)
-    return CliRunner().invoke(tool, [*map(str, arguments)])
+    return CliRunner().invoke(tiles, ["interpret", *map(str, arguments)])
 
 
 CHAIN_SIZES = ("chain", 64, 32, 64, 64, "--tile", "32x32x32")
@@ -435,10 +429,8 @@ def test_interpret_tells_what_a_broken_table_does(tmp_path):
         (*CHAIN_SIZES, "--out", "/nowhere/table.npy"),
     ],
 )
-def test_lower_refuses_bad_input_in_one_line(arguments):
-    result = lowered(*arguments)
-    assert isinstance(result.exception, OnewaveError)
-    assert "\n" not in str(result.exception)
+def test_lower_refuses_bad_input_in_one_line(onewave, arguments):
+    onewave("tiles", "lower", *arguments).error()
 
 
 @pytest.mark.parametrize("name", ["table.npy", "table.bin"])
@@ -456,7 +448,7 @@ def test_a_table_that_can_not_be_written_leaves_the_file_that_was_there(tmp_path
     assert lowered(*CHAIN_SIZES, "--out", "/dev/null").exit_code == 0
 
 
-def test_interpret_refuses_bad_input_in_one_line(tmp_path):
+def test_interpret_refuses_bad_input_in_one_line(onewave, tmp_path):
     file = tmp_path / "table.npy"
     lowered(*CHAIN_SIZES, "--out", file)
     (tmp_path / "text.npy").write_text("no table")
@@ -477,9 +469,7 @@ def test_interpret_refuses_bad_input_in_one_line(tmp_path):
         (file, "--workers", 10**9),
         (file, "--seed", -1),
     ):
-        result = interpreted(*arguments)
-        assert isinstance(result.exception, OnewaveError), arguments
-        assert "\n" not in str(result.exception)
+        onewave("tiles", "interpret", *arguments).error()
     assert str(interpreted(tmp_path / "missing.bin").exception).startswith("task table: ")
 
 

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from kit.task_tables.small_graphs import small_model, small_step
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
-from onewave.cli.tiles.lower import lower_command
+from onewave.cli.tiles.commands import tiles
 from onewave.models.config.read import builtin_config
 from onewave.models.llama_plan import deal_decode, plan_decode
 from onewave.tiles.sim.machine import Machine
@@ -23,9 +22,7 @@ STAGES = {"qkv", "attend", "o", "gate_up", "down", "head"}
 
 
 def lowered(*arguments):
-    tool = typer.Typer()
-    tool.command("lower")(lower_command)
-    result = CliRunner().invoke(tool, ["decode", *arguments, "--json"])
+    result = CliRunner().invoke(tiles, ["lower", "decode", *arguments, "--json"])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 

@@ -1,21 +1,18 @@
-"""Options of the `onewave tiles` commands that build a program and choose its machine."""
+"""Options that several `onewave tiles` commands share."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onewave.base.errors import InvalidArgumentError
 
-Program = Annotated[
-    str,
-    typer.Argument(
-        metavar="PROGRAM",
-        help="gemm, chain, ffn, attention, block, conv, decode MODEL or notation FILE. Sizes: elements.",
-    ),
-]
-Sizes = Annotated[list[str] | None, typer.Argument(metavar="SIZES...", help="gemm: M N K; the others say when asked.")]
+if TYPE_CHECKING:
+    from onewave.tiles.sim.machine import CacheLevel
+
+POLICIES = ("lru", "fifo", "belady")
+
 Tile = Annotated[str | None, typer.Option("--tile", help="Rows x columns x K step of a tile, as 128x128x64.")]
 Dtype = Annotated[
     str, typer.Option("--dtype", help="Of all tensors: bf16, fp16, fp32, fp8, int8, int4; decode: bf16, fp16.")
@@ -30,15 +27,7 @@ Cache = Annotated[
 CachePanels = Annotated[
     int | None, typer.Option("--cache-panels", help="gemm only: count whole panels of A and B with room for so many.")
 ]
-Policy = Annotated[str, typer.Option("--policy", help="lru, fifo or belady (also called opt).")]
-Level = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--level", help="NAME=SIZE[:POLICY][:private]; from the workers outwards, inside --cache. Repeatable."
-    ),
-]
 Workers = Annotated[int, typer.Option("--workers", help="SMs that share what the machine has.")]
-CoResident = Annotated[int, typer.Option("--co-resident", help="Thread blocks that share an SM.")]
 Queues = Annotated[
     str | None,
     typer.Option(
@@ -46,20 +35,6 @@ Queues = Annotated[
         help="ticket: a free worker takes the next task; static: dealt out. Default: ticket; decode: as it runs.",
     ),
 ]
-Mode = Annotated[str, typer.Option("--mode", help="wave: tasks of a wave advance together; serial: one by one.")]
-Skew = Annotated[float, typer.Option("--skew", help="Accesses by which each lane of a wave lags behind the last.")]
-Sync = Annotated[
-    str | None,
-    typer.Option(
-        "--sync", help="Wait by none (a whole stage), row, tile, strided, conv2d-tile, consecutive. Default: exactly."
-    ),
-]
-Splits = Annotated[int, typer.Option("--splits", help="chain, ffn, block: K splits of the last GEMM.")]
-Fused = Annotated[bool, typer.Option("--fused", help="ffn: gate, up and SiLU in one task; attention: flash attention.")]
-Causal = Annotated[bool, typer.Option("--causal", help="attention, block: the last query sees the last key.")]
-KvHeads = Annotated[int | None, typer.Option("--kv-heads", help="attention, block. Default: as many as heads.")]
-Context = Annotated[int, typer.Option("--context", help="decode: tokens in the cache.")]
-Batch = Annotated[int, typer.Option("--batch", help="decode: sequences.")]
 WeightFormat = Annotated[
     str, typer.Option("--weight-format", help="decode: of the weight stream: 16-bit, compact, int8 or fp8.")
 ]
@@ -72,3 +47,29 @@ def weight_bytes_of(weight_format: str) -> float:
     if weight_format not in WEIGHT_BYTES:
         raise InvalidArgumentError("weight format", got=repr(weight_format[:40]), allowed=", ".join(WEIGHT_BYTES))
     return WEIGHT_BYTES[weight_format]
+
+
+def policy_of(text: str) -> str:
+    """A cache's policy; opt is belady. Raises InvalidArgumentError."""
+    policy = {"opt": "belady"}.get(text.lower(), text.lower())
+    if policy not in POLICIES:
+        raise InvalidArgumentError("policy", got=repr(text[:40]), allowed=", ".join(POLICIES))
+    return policy
+
+
+def levels_of(texts: list[str], policies: tuple[str, ...] = POLICIES) -> list[CacheLevel]:
+    """Read caches as NAME=SIZE[:POLICY][:private]. policies: those that may be named. Raises InvalidArgumentError."""
+    from onewave.tiles.graph.programs import parse_bytes
+    from onewave.tiles.sim.machine import CacheLevel
+
+    found: list[CacheLevel] = []
+    for text in texts:
+        name, _, rest = text.partition("=")
+        size, *words = rest.split(":")
+        policy = [word for word in words if word != "private"]
+        if not name or not rest or len(policy) > 1 or not {*policy} <= {*policies}:
+            allowed = f"NAME=SIZE{'[:POLICY]' if policies else ''}[:private]"
+            allowed += f"; policies: {', '.join(policies)}" if policies else ""
+            raise InvalidArgumentError("--level", got=repr(text[:40]), allowed=allowed)
+        found.append(CacheLevel(name, parse_bytes(size), policy=[*policy, "lru"][0], private="private" in words))
+    return found

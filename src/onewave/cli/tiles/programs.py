@@ -3,46 +3,107 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.cli.tiles.options import weight_bytes_of
+from onewave.cli.tiles import options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from onewave.models.llama_plan import DealtStep
     from onewave.tiles.graph.graph import TileGraph
     from onewave.tiles.graph.programs import ProgramOptions
     from onewave.tiles.sim.machine import CacheLevel
     from onewave.tiles.sim.trace import Trace
 
-_DECODE_READS = ("dtype", "workers")
-_DTYPES = ("bf16", "fp16")
-
 
 @dataclass(frozen=True)
-class DecodeOptions:
-    """What shapes a decode step besides its model. context: tokens in each cache. batch: sequences."""
+class Program:
+    """A program and the options that shape it, as text; build_program and check_options refuse those it does not read.
 
-    context: int = 4096
-    batch: int = 1
-    weight_format: str = "16-bit"
+    context, batch, weight_format: of a decode step, which is the one that the wave runs.
+    """
 
-
-@dataclass(frozen=True)
-class Asked:
-    """A program as it was asked for. sizes: as text."""
-
-    program: str
-    sizes: Sequence[str]
-    options: ProgramOptions
-    decode: DecodeOptions = DecodeOptions()
+    program: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROGRAM",
+            help="gemm, chain, ffn, attention, block, conv, decode MODEL or notation FILE. Sizes: elements.",
+        ),
+    ]
+    sizes: Annotated[
+        list[str] | None, typer.Argument(metavar="SIZES...", help="gemm: M N K; the others say when asked.")
+    ] = None
+    tile: options.Tile = None
+    dtype: options.Dtype = "bf16"
+    splits: Annotated[int, typer.Option("--splits", help="chain, ffn, block: K splits of the last GEMM.")] = 1
+    fused: Annotated[
+        bool, typer.Option("--fused", help="ffn: gate, up and SiLU in one task; attention: flash attention.")
+    ] = False
+    causal: Annotated[bool, typer.Option("--causal", help="attention, block: the last query sees the last key.")] = (
+        False
+    )
+    kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="attention, block. Default: as many as heads.")] = (
+        None
+    )
+    context: Annotated[int, typer.Option("--context", help="decode: tokens in the cache.")] = 4096
+    batch: Annotated[int, typer.Option("--batch", help="decode: sequences.")] = 1
+    weight_format: options.WeightFormat = "16-bit"
 
     @property
     def title(self) -> str:
         """The program with its sizes."""
-        return " ".join((self.program, *self.sizes))
+        return " ".join((self.program, *(self.sizes or ())))
+
+    @property
+    def default_order(self) -> str:
+        """The order where none is asked for."""
+        return "row" if self.program == "gemm" else "sequential"
+
+    def shape(self, workers: int = 132, order: str | None = None) -> ProgramOptions:
+        """The options that build_program takes. Raises InvalidArgumentError."""
+        from onewave.tiles.graph.programs import ProgramOptions, parse_tile
+
+        cut = None if self.tile is None else parse_tile(self.tile)
+        given = (self.dtype, self.splits, self.fused, self.causal, self.kv_heads)
+        return ProgramOptions(cut, *given, workers, order == "stream-k")
+
+    def build(self, workers: int = 132, order: str | None = None) -> Built:
+        """Build the graph, for so many workers. Raises InvalidArgumentError, UnsupportedError, ConfigError."""
+        from onewave.tiles.graph.programs import PROGRAMS, build_program, check_options, read_notation
+
+        shape, sizes = self.shape(workers, order), self.sizes or []
+        if self.program == "decode":
+            step = self._dealt(workers)
+            return Built(step.graph, step.queues, step=step)
+        if self.program == "notation":
+            check_options("notation", self, ())
+            read = read_notation(sizes, shape)
+            return Built(read.graph, levels=read.levels)
+        if self.program not in PROGRAMS:
+            allowed = f"{', '.join(PROGRAMS)}, decode, notation"
+            raise InvalidArgumentError("program", got=repr(self.program[:40]), allowed=allowed)
+        check_options(self.program, self, PROGRAMS[self.program].reads)
+        return Built(*build_program(self.program, sizes, shape))
+
+    def _dealt(self, sms: int) -> DealtStep:
+        """Deal a model's decode step out as the engine does on a GPU with so many SMs."""
+        from onewave.models.config.read import find_config
+        from onewave.models.llama_plan import deal_decode, workers_for
+        from onewave.tiles.graph.programs import check_options, exactly
+
+        check_options("decode", self, ("dtype", "context", "batch", "weight_format"))
+        [model] = exactly("decode", self.sizes or [], ("MODEL",))
+        if self.dtype not in ("bf16", "fp16"):
+            next = "Choose int8, fp8 or compact weights by --weight-format."
+            raise InvalidArgumentError("decode: dtype", got=self.dtype[:40], allowed="bf16, fp16", next=next)
+        width = options.weight_bytes_of(self.weight_format)
+        if self.dtype != "bf16" and self.weight_format == "compact":
+            raise InvalidArgumentError("weight format", got=f"compact with {self.dtype}", allowed="compact with bf16")
+        config = find_config(str(model))
+        workers = workers_for(config, batch=self.batch, available=sms, weight_bytes=width)
+        return deal_decode(config, batch=self.batch, workers=workers, weight_bytes=width, context=self.context)
 
 
 @dataclass(frozen=True)
@@ -80,44 +141,6 @@ class Built:
         if self.step is not None and (order not in (None, "sequential") or queues == "ticket"):
             return None
         return self.queues
-
-
-def build(asked: Asked) -> Built:
-    """Build a program's graph. Raises InvalidArgumentError, UnsupportedError, ConfigError."""
-    from onewave.tiles.graph.programs import PROGRAMS, build_program, check_options, read_notation
-
-    if asked.program == "decode":
-        step = _dealt(asked)
-        return Built(step.graph, step.queues, step=step)
-    if asked.program == "notation":
-        check_options(asked.program, asked.decode, ())
-        read = read_notation(asked.sizes, asked.options)
-        return Built(read.graph, levels=read.levels)
-    if asked.program not in PROGRAMS:
-        allowed = f"{', '.join(PROGRAMS)}, decode, notation"
-        raise InvalidArgumentError("program", got=repr(asked.program[:40]), allowed=allowed)
-    check_options(asked.program, asked.decode, ())
-    return Built(*build_program(asked.program, asked.sizes, asked.options))
-
-
-def _dealt(asked: Asked) -> DealtStep:
-    """Deal a model's decode step out as the engine does on a GPU with options.workers SMs."""
-    from onewave.models.config.read import find_config
-    from onewave.models.llama_plan import deal_decode, workers_for
-    from onewave.tiles.graph.programs import check_options, exactly
-
-    options, decode = asked.options, asked.decode
-    check_options("decode", replace(options, stream_k=False), _DECODE_READS)
-    [model] = exactly("decode", asked.sizes, ("MODEL",))
-    if options.dtype not in _DTYPES:
-        next = "Choose int8, fp8 or compact weights by --weight-format."
-        raise InvalidArgumentError("decode: dtype", got=options.dtype[:40], allowed=", ".join(_DTYPES), next=next)
-    width = weight_bytes_of(decode.weight_format)
-    if options.dtype != "bf16" and decode.weight_format == "compact":
-        raise InvalidArgumentError("weight format", got=f"compact with {options.dtype}", allowed="compact with bf16")
-    config = find_config(str(model))
-    workers = workers_for(config, batch=decode.batch, available=options.workers, weight_bytes=width)
-    return deal_decode(config, batch=decode.batch, workers=workers, weight_bytes=width, context=decode.context)
 
 
 def by_stage(trace: Trace) -> Trace:

@@ -7,35 +7,27 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.cli import options
+from onewave.cli.output import amount, percent, show, table
 from onewave.cli.tiles import options as given
-from onewave.cli.tiles import tables
-
-if TYPE_CHECKING:
-    from onewave.tiles.graph.graph import TileGraph
+from onewave.cli.tiles.programs import Program
 
 MAX_CHAIN_SIDE = 65_536
 MAX_CHAIN_TASKS = 200_000
+MAX_ROWS = 40
 
 OnChip = Annotated[str, typer.Option("--cache", help="On-chip memory, as 4MB or 228KiB.")]
 
 
 def fuse_command(
-    program: given.Program,
-    sizes: given.Sizes = None,
-    tile: given.Tile = None,
+    program: Program,
     cache: OnChip = "4MB",
-    policy: given.Policy = "belady",
-    dtype: given.Dtype = "bf16",
-    splits: given.Splits = 1,
-    fused: given.Fused = False,
-    causal: given.Causal = False,
-    kv_heads: given.KvHeads = None,
+    policy: Annotated[str, typer.Option("--policy", help="lru, fifo or belady (also called opt).")] = "belady",
     as_json: options.Json = False,
 ) -> None:
     """Which operators to fuse so that the fewest bytes move.
@@ -46,20 +38,12 @@ def fuse_command(
     from onewave.tiles.graph.programs import parse_bytes
     from onewave.tiles.related.fusion import plan_fusion
 
-    policy = {"opt": "belady"}.get(policy.lower(), policy.lower())
-    if policy not in ("belady", "lru", "fifo"):
-        raise InvalidArgumentError("policy", got=repr(policy[:40]), allowed="lru, fifo, belady")
-    graph = _graph(program, sizes, tile, dtype, splits, fused, causal, kv_heads)
-    plan = plan_fusion(graph, parse_bytes(cache), policy)
-    facts: dict[str, Any] = {
-        "program": _title(program, sizes),
-        "cache": parse_bytes(cache),
-        "moved_bytes": plan.moved,
-        "unfused_bytes": plan.unfused,
-        "all_fused_bytes": plan.fused,
-        "compulsory_bytes": plan.compulsory,
-        "tried": plan.tried,
-        "groups": [
+    policy = given.policy_of(policy)
+    plan = plan_fusion(program.build().graph, parse_bytes(cache), policy)
+    if as_json:
+        facts = {"program": program.title, "cache": parse_bytes(cache), "moved_bytes": plan.moved}
+        facts |= {"unfused_bytes": plan.unfused, "all_fused_bytes": plan.fused, "compulsory_bytes": plan.compulsory}
+        groups = [
             {
                 "operators": list(group.operators),
                 "order": group.traffic.order,
@@ -67,35 +51,27 @@ def fuse_command(
                 "stores_bytes": group.traffic.stores,
             }
             for group in plan.groups
-        ],
-    }
-    if as_json:
-        print(json.dumps(facts))
+        ]
+        print(json.dumps(facts | {"tried": plan.tried, "groups": groups}))
         return
-    head = tables.table(f"{facts['program']}, {cache} on chip", "", "")
-    for label, name in (("best groups", "moved"), ("each alone", "unfused"), ("all in one", "all_fused")):
-        head.add_row(label, tables.amount(facts[f"{name}_bytes"]))
-    head.add_row("compulsory", tables.amount(plan.compulsory))
-    groups = tables.table("groups", "operators", "order", "loads", "stores")
+    head = table(f"{program.title}, {cache} on chip", "", "")
+    head.add_row("best groups", amount(plan.moved))
+    head.add_row("each alone", amount(plan.unfused))
+    head.add_row("all in one", amount(plan.fused))
+    head.add_row("compulsory", amount(plan.compulsory))
+    groups = table("groups", "operators", "order", "loads", "stores")
     for group in plan.groups:
-        moved = (tables.amount(group.traffic.loads), tables.amount(group.traffic.stores))
-        groups.add_row(" + ".join(group.operators), group.traffic.order, *moved)
-    tables.show(head, groups)
+        traffic = group.traffic
+        groups.add_row(" + ".join(group.operators), traffic.order, amount(traffic.loads), amount(traffic.stores))
+    show(head, groups)
 
 
 def place_command(
-    program: given.Program,
-    sizes: given.Sizes = None,
-    tile: given.Tile = None,
+    program: Program,
     level: Annotated[
         list[str] | None, typer.Option("--level", help="NAME=SIZE[:private], from the workers outwards. Repeatable.")
     ] = None,
     workers: given.Workers = 132,
-    dtype: given.Dtype = "bf16",
-    splits: given.Splits = 1,
-    fused: given.Fused = False,
-    causal: given.Causal = False,
-    kv_heads: given.KvHeads = None,
     as_json: options.Json = False,
 ) -> None:
     """On which level each intermediate should live.
@@ -106,40 +82,29 @@ def place_command(
     """
     from onewave.tiles.related.placement import place_intermediates
 
-    graph = _graph(program, sizes, tile, dtype, splits, fused, causal, kv_heads)
-    found = place_intermediates(graph, _levels(level or ["smem=228KiB:private", "L2=50MB"]), workers)
-    facts = {"program": _title(program, sizes), **asdict(found)}
-    facts |= {"traffic_bytes": facts.pop("traffic"), "unplaced_bytes": facts.pop("unplaced"), "rest_bytes": found.rest}
-    del facts["rest"]
+    levels = given.levels_of(level or ["smem=228KiB:private", "L2=50MB"], policies=())
+    found = place_intermediates(program.build().graph, levels, workers)
     if as_json:
+        facts = {"program": program.title, "order": found.order, "tensors": [asdict(each) for each in found.tensors]}
+        facts |= {"traffic_bytes": found.traffic, "unplaced_bytes": found.unplaced, "rest_bytes": found.rest}
         print(json.dumps(facts))
         return
-    table = tables.table(f"{facts['program']}, order {found.order}", "intermediate", "level", "written + read", "peak")
-    for placed in found.tensors:
-        sizes_of = (tables.amount(placed.accessed), tables.amount(placed.peak))
-        table.add_row(placed.tensor, placed.level, *sizes_of)
-    levels = tables.table("traffic of intermediates", "level", "bytes")
+    placed = table(f"{program.title}, order {found.order}", "intermediate", "level", "written + read", "peak")
+    for each in found.tensors:
+        placed.add_row(each.tensor, each.level, amount(each.accessed), amount(each.peak))
+    traffic = table("traffic of intermediates", "level", "bytes")
     for name, moved in found.traffic.items():
-        levels.add_row(name, tables.amount(moved))
-    levels.add_row("all of it, unplaced", tables.amount(found.unplaced))
-    tables.show(table, levels)
+        traffic.add_row(name, amount(moved))
+    traffic.add_row("all of it, unplaced", amount(found.unplaced))
+    show(placed, traffic)
 
 
 def sync_command(
-    program: given.Program,
-    sizes: given.Sizes = None,
-    tile: given.Tile = None,
+    program: Program,
     workers: given.Workers = 132,
     mapping: Annotated[
         str, typer.Option("--map", help="Tasks to workers: follow (their producers), deal (in turn), row, column.")
     ] = "follow",
-    dtype: given.Dtype = "bf16",
-    splits: given.Splits = 1,
-    fused: given.Fused = False,
-    causal: given.Causal = False,
-    kv_heads: given.KvHeads = None,
-    context: given.Context = 4096,
-    batch: given.Batch = 1,
     as_json: options.Json = False,
 ) -> None:
     """Where one launch needs a grid-wide sync, and where none.
@@ -149,51 +114,33 @@ def sync_command(
     """
     from onewave.tiles.related.sync_points import grid_syncs
 
-    graph = _graph(program, sizes, tile, dtype, splits, fused, causal, kv_heads, context, batch, workers)
-    plan = grid_syncs(graph, workers, mapping)
-    facts: dict[str, Any] = {
-        "program": _title(program, sizes),
-        "mapping": mapping,
-        "workers": workers,
-        "stages": list(plan.stages),
-        "boundaries": plan.boundaries,
-        "syncs": len(plan.barriers),
-        "before": [plan.stages[stage] for stage in plan.barriers],
-        "inside": list(plan.inside),
-        "busy": plan.busy,
-        "pairs": [asdict(pair) for pair in plan.pairs],
-    }
+    plan = grid_syncs(program.build(workers).graph, workers, mapping)
+    before = [plan.stages[stage] for stage in plan.barriers]
     if as_json:
+        facts: dict[str, Any] = {"program": program.title, "mapping": mapping, "workers": workers}
+        facts |= {"stages": list(plan.stages), "boundaries": plan.boundaries, "syncs": len(before), "before": before}
+        facts |= {"inside": list(plan.inside), "busy": plan.busy, "pairs": [asdict(pair) for pair in plan.pairs]}
         print(json.dumps(facts))
         return
-    head = tables.table(f"{facts['program']}, {workers} workers, map {mapping}", "", "")
+    head = table(f"{program.title}, {workers} workers, map {mapping}", "", "")
     head.add_row("operators, boundaries", f"{len(plan.stages)}, {plan.boundaries}")
-    head.add_row("grid syncs needed", str(len(plan.barriers)))
-    head.add_row("before", ", ".join(facts["before"][:12]) + (", ..." if len(plan.barriers) > 12 else "") or "-")
+    head.add_row("grid syncs needed", str(len(before)))
+    head.add_row("before", ", ".join(before[:12]) + (", ..." if len(before) > 12 else "") or "-")
     if plan.inside:
         head.add_row("flags needed inside", ", ".join(plan.inside[:12]))
-    head.add_row("worker slots with a task", tables.percent(plan.busy))
-    pairs = tables.table("dependencies", "from", "to", "pairs of tasks", "across workers")
-    for pair in plan.pairs[:40]:
+    head.add_row("worker slots with a task", percent(plan.busy))
+    pairs = table("dependencies", "from", "to", "pairs of tasks", "across workers")
+    for pair in plan.pairs[:MAX_ROWS]:
         pairs.add_row(pair.producer, pair.consumer, f"{pair.pairs:,}", f"{pair.crossing:,}")
-    if len(plan.pairs) > 40:
-        pairs.add_row(f"{len(plan.pairs) - 40} more", "", "", "")
-    tables.show(head, pairs)
+    if len(plan.pairs) > MAX_ROWS:
+        pairs.add_row(f"{len(plan.pairs) - MAX_ROWS} more")
+    show(head, pairs)
 
 
 def reuse_command(
-    program: given.Program,
-    sizes: given.Sizes = None,
-    tile: given.Tile = None,
+    program: Program,
     order: given.Order = None,
     workers: given.Workers = 132,
-    dtype: given.Dtype = "bf16",
-    splits: given.Splits = 1,
-    fused: given.Fused = False,
-    causal: given.Causal = False,
-    kv_heads: given.KvHeads = None,
-    context: given.Context = 4096,
-    batch: given.Batch = 1,
     as_json: options.Json = False,
 ) -> None:
     """How often each tensor's bytes are used again.
@@ -204,44 +151,34 @@ def reuse_command(
     from onewave.tiles.related.reuse import reuse_report
     from onewave.tiles.sim.machine import Machine
 
-    graph = _graph(program, sizes, tile, dtype, splits, fused, causal, kv_heads, context, batch, workers)
-    chosen = order or ("row" if program == "gemm" else "sequential")
-    found = reuse_report(graph, chosen, Machine(workers=workers))
-    facts: dict[str, Any] = {
-        "program": _title(program, sizes),
-        "order": chosen,
-        "waves": found.waves,
-        "peak_bandwidth_bytes_per_ns": found.peak_bandwidth,
-        "mean_bandwidth_bytes_per_ns": found.mean_bandwidth,
-        "live_peak_bytes": found.live_peak,
-        "tensors": [
-            {
-                "tensor": t.tensor,
-                "requested_bytes": t.requested,
-                "distinct_bytes": t.distinct,
-                "spatial_bytes": t.spatial,
-                "temporal_bytes": t.temporal,
-                "later_bytes": t.later,
-                "times_used": t.times,
-            }
-            for t in found.tensors
-        ],
-    }
+    chosen = order or program.default_order
+    found = reuse_report(program.build(workers).graph, chosen, Machine(workers=workers))
     if as_json:
-        print(json.dumps(facts))
+        facts: dict[str, Any] = {"program": program.title, "order": chosen, "waves": found.waves}
+        facts |= {
+            "peak_bandwidth_bytes_per_ns": found.peak_bandwidth,
+            "mean_bandwidth_bytes_per_ns": found.mean_bandwidth,
+            "live_peak_bytes": found.live_peak,
+        }
+        parts = ("requested", "distinct", "spatial", "temporal", "later")
+        tensors = [
+            {"tensor": t.tensor, **{f"{part}_bytes": getattr(t, part) for part in parts}, "times_used": t.times}
+            for t in found.tensors
+        ]
+        print(json.dumps(facts | {"tensors": tensors}))
         return
-    head = tables.table(f"{facts['program']}, order {chosen}, {workers} workers", "", "")
+    head = table(f"{program.title}, order {chosen}, {workers} workers", "", "")
     head.add_row("waves", f"{found.waves:,}")
     peak, mean = found.peak_bandwidth / 1000, found.mean_bandwidth / 1000
     head.add_row("bandwidth to never wait", f"{peak:,.2f} TB/s in the hungriest wave, {mean:,.2f} TB/s on average")
-    head.add_row("live intermediates, peak", tables.amount(found.live_peak))
-    table = tables.table("reuse", "tensor", "asked for", "distinct", "times", "spatial", "temporal", "later")
-    for t in found.tensors[:40]:
-        shares = [tables.percent(part / t.requested) for part in (t.spatial, t.temporal, t.later)]
-        table.add_row(t.tensor, tables.amount(t.requested), tables.amount(t.distinct), f"{t.times:,.1f}", *shares)
-    if len(found.tensors) > 40:
-        table.add_row(f"{len(found.tensors) - 40} more", *[""] * 6)
-    tables.show(head, table)
+    head.add_row("live intermediates, peak", amount(found.live_peak))
+    rows = table("reuse", "tensor", "asked for", "distinct", "times", "spatial", "temporal", "later")
+    for t in found.tensors[:MAX_ROWS]:
+        shares = [percent(part / t.requested) for part in (t.spatial, t.temporal, t.later)]
+        rows.add_row(t.tensor, amount(t.requested), amount(t.distinct), f"{t.times:,.1f}", *shares)
+    if len(found.tensors) > MAX_ROWS:
+        rows.add_row(f"{len(found.tensors) - MAX_ROWS} more")
+    show(head, rows)
 
 
 def chimera_command(
@@ -262,15 +199,7 @@ def chimera_command(
     from onewave.tiles.graph.builders import DTYPES, check_sizes, cuts
     from onewave.tiles.graph.programs import parse_bytes
     from onewave.tiles.graph.stages import part_traffic, stages_of
-    from onewave.tiles.related.chimera import (
-        best_blocks,
-        chain_graph,
-        closed_form,
-        movement,
-        needed_bytes,
-        separate_bytes,
-        square_blocks,
-    )
+    from onewave.tiles.related import chimera
 
     check_sizes({"M": m, "N": n, "K": k, "L": l_, "--inner": inner})
     if dtype not in DTYPES:
@@ -279,82 +208,39 @@ def chimera_command(
         raise InvalidArgumentError("sizes", got=f"{max(m, n, k, l_):,}", allowed=f"up to {MAX_CHAIN_SIDE:,}")
     capacity, itemsize = parse_bytes(cache), DTYPES[dtype]
     whole = {"m": m, "n": n, "k": k, "l": l_}
-    block = closed_form(capacity, inner, itemsize)
-    blocks = square_blocks(whole, capacity, inner, itemsize)
-    best = best_blocks(whole, capacity, itemsize, inner=(inner,))
+    block = chimera.closed_form(capacity, inner, itemsize)
+    blocks = chimera.square_blocks(whole, capacity, inner, itemsize)
+    best = chimera.best_blocks(whole, capacity, itemsize, inner=(inner,))
     facts: dict[str, Any] = {"program": f"chain M={m} N={n} K={k} L={l_}", "cache": capacity, "block": block}
     for name, order, cut in (("closed_form", "ml", blocks), ("best", best.order, best.blocks)):
-        facts[name] = {
-            "order": order,
-            "blocks": cut,
-            "needed_bytes": needed_bytes(order, whole, cut, itemsize),
-            "predicted_bytes": movement(order, whole, cut, itemsize).total,
-            "simulated_bytes": None,
-            "by_tensor": movement(order, whole, cut, itemsize).by_tensor,
-        }
+        moved, simulated = chimera.movement(order, whole, cut, itemsize), None
         turns = {dim: cuts(size, cut[dim]) for dim, size in whole.items()}
         # More blocks would take longer than a person waits.
         if turns["m"] * turns["l"] * (turns["k"] + turns["n"]) <= MAX_CHAIN_TASKS:
-            graph = chain_graph(order, whole, cut, dtype)
+            graph = chimera.chain_graph(order, whole, cut, dtype)
             every = stages_of(graph).tasks(range(len(graph.tasks)))
-            facts[name]["simulated_bytes"] = part_traffic(graph, every, capacity, orders=("sequential",)).moved
+            simulated = part_traffic(graph, every, capacity, orders=("sequential",)).moved
+        facts[name] = {
+            "order": order,
+            "blocks": cut,
+            "needed_bytes": chimera.needed_bytes(order, whole, cut, itemsize),
+            "predicted_bytes": moved.total,
+            "simulated_bytes": simulated,
+            "by_tensor": moved.by_tensor,
+        }
     facts["intermediate_bytes"] = int(2 * m * l_ * itemsize)
-    facts["separate_bytes"] = separate_bytes(whole, capacity, itemsize, inner=inner)
+    facts["separate_bytes"] = chimera.separate_bytes(whole, capacity, itemsize, inner=inner)
     if as_json:
         print(json.dumps(facts))
         return
-    table = tables.table(
-        f"{facts['program']}, {cache} on chip", "", "order", "block m x l", "k, n", "needs", "predicted", "simulated"
-    )
+    title = f"{facts['program']}, {cache} on chip"
+    rows = table(title, "", "order", "block m x l", "k, n", "needs", "predicted", "simulated")
     for label, name in (("closed form", "closed_form"), ("best of all", "best")):
         row, cut = facts[name], facts[name]["blocks"]
         sizes = [row[f"{what}_bytes"] for what in ("needed", "predicted", "simulated")]
-        moved = ["not run" if size is None else tables.amount(size) for size in sizes]
-        table.add_row(label, row["order"], f"{cut['m']} x {cut['l']}", f"{cut['k']}, {cut['n']}", *moved)
-    apart = tables.table("beside", "", "")
-    apart.add_row("two launches, each at its best", tables.amount(facts["separate_bytes"]))
-    apart.add_row("of that C, written and read once", tables.amount(facts["intermediate_bytes"]))
-    tables.show(table, apart)
-
-
-def _graph(
-    program: str,
-    sizes: list[str] | None,
-    tile: str | None,
-    dtype: str,
-    splits: int,
-    fused: bool,
-    causal: bool,
-    kv_heads: int | None,
-    context: int = 4096,
-    batch: int = 1,
-    workers: int = 132,
-) -> TileGraph:
-    from onewave.cli.tiles.programs import Asked, DecodeOptions, build
-    from onewave.tiles.graph.programs import ProgramOptions, parse_tile
-
-    cut = None if tile is None else parse_tile(tile)
-    shape = ProgramOptions(cut, dtype, splits, fused, causal, kv_heads, workers)
-    return build(Asked(program, sizes or [], shape, DecodeOptions(context, batch))).graph
-
-
-def _title(program: str, sizes: list[str] | None) -> str:
-    return " ".join((program, *(sizes or ())))
-
-
-def _levels(texts: list[str]) -> list[Any]:
-    from onewave.tiles.graph.programs import parse_bytes
-    from onewave.tiles.sim.machine import CacheLevel
-
-    found: list[CacheLevel] = []
-    for text in texts:
-        name, _, rest = text.partition("=")
-        size, *words = rest.split(":")
-        if not name or not rest or words not in ([], ["private"]) or name == "memory":
-            raise InvalidArgumentError("--level", got=repr(text[:40]), allowed="NAME=SIZE[:private]")
-        found.append(CacheLevel(name, parse_bytes(size), private=bool(words)))
-    if len({level.name for level in found}) != len(found):
-        raise InvalidArgumentError("--level", got="one name twice", allowed="different names")
-    if len(found) > 4:
-        raise InvalidArgumentError("--level", got=f"{len(found)} levels", allowed="up to 4")
-    return found
+        moved = ["not run" if size is None else amount(size) for size in sizes]
+        rows.add_row(label, row["order"], f"{cut['m']} x {cut['l']}", f"{cut['k']}, {cut['n']}", *moved)
+    apart = table("beside", "", "")
+    apart.add_row("two launches, each at its best", amount(facts["separate_bytes"]))
+    apart.add_row("of that C, written and read once", amount(facts["intermediate_bytes"]))
+    show(rows, apart)

@@ -1,4 +1,4 @@
-"""`onewave tiles search`: the order of a product's tiles that loads the fewest panels; and related searches."""
+"""`onewave tiles search`: the order of a product's tiles that loads the fewest panels."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import typer
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.cli import options
+from onewave.cli.output import percent, show, table
 from onewave.cli.tiles import options as given
-from onewave.cli.tiles import tables
 
 if TYPE_CHECKING:
     from onewave.tiles.search.search import SearchResult
@@ -53,40 +53,35 @@ def search_command(
     found = re.fullmatch(r"\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*", start)
     if found is None:
         raise InvalidArgumentError("--start", got=repr(start[:40]), allowed="ROW,COLUMN, as 0,0")
-    result = search_panels(
-        cuts(m, cut[0]),
-        cuts(n, cut[1]),
-        cache_panels,
-        {"opt": "belady"}.get(policy.lower(), policy.lower()),
-        start=(int(found[1]), int(found[2])),
-        method=method.lower(),
-        time_limit=time_limit,
-    )
+    policy = {"opt": "belady"}.get(policy.lower(), policy.lower())
+    where, how = (int(found[1]), int(found[2])), method.lower()
+    grid = (cuts(m, cut[0]), cuts(n, cut[1]))
+    result = search_panels(*grid, cache_panels, policy, start=where, method=how, time_limit=time_limit)
+    title = " ".join((program, *(sizes or ())))
     if as_json:
-        print(json.dumps({"program": " ".join((program, *(sizes or ()))), **result.to_dict()}))
+        print(json.dumps({"program": title, **result.to_dict()}))
     else:
-        _print_search(" ".join((program, *(sizes or ()))), result)
+        _print(title, result)
 
 
-def _print_search(title: str, result: SearchResult) -> None:
+def _print(title: str, result: SearchResult) -> None:
     from onewave.tiles.search.panels import strip_snake_loads
 
-    table = tables.table(f"{title}: {result.rows} x {result.cols} tiles, room for {result.capacity} panels", "", "")
-    table.add_row("policy", result.policy)
-    table.add_row("loads", f"{result.loads:,}, {'proven least' if result.proven else 'not proven least'}")
-    table.add_row("bound", f"{result.bound:,} ({result.page_fetch:,} by page fetch alone)")
-    table.add_row("gap", tables.percent(result.gap))
-    table.add_row("strip snake's formula", f"{strip_snake_loads(result.rows, result.cols, result.capacity):,}")
-    table.add_row("states looked at", f"{result.expanded:,} in {result.seconds:.2f} s")
-    steps = tables.table("what was known when", "by", "seconds", "loads", "bound", "gap")
+    head = table(f"{title}: {result.rows} x {result.cols} tiles, room for {result.capacity} panels", "", "")
+    head.add_row("policy", result.policy)
+    head.add_row("loads", f"{result.loads:,}, {'proven least' if result.proven else 'not proven least'}")
+    head.add_row("bound", f"{result.bound:,} ({result.page_fetch:,} by page fetch alone)")
+    head.add_row("gap", percent(result.gap))
+    head.add_row("strip snake's formula", f"{strip_snake_loads(result.rows, result.cols, result.capacity):,}")
+    head.add_row("states looked at", f"{result.expanded:,} in {result.seconds:.2f} s")
+    steps = table("what was known when", "by", "seconds", "loads", "bound", "gap")
     for step in result.history:
-        gap = tables.percent(step.loads / step.bound - 1)
+        gap = percent(step.loads / step.bound - 1)
         steps.add_row(step.by, f"{step.seconds:.3f}", f"{step.loads:,}", f"{step.bound:,}", gap)
-    shown = [table, steps]
+    show(head, steps)
     if result.rows <= MAX_SHOWN and result.cols <= MAX_SHOWN:
         place = {tile: at for at, tile in enumerate(result.order)}
-        grid = tables.table("when each tile is computed", "row", *(str(col) for col in range(result.cols)))
+        grid = table("when each tile is computed", "row", *map(str, range(result.cols)))
         for row in range(result.rows):
             grid.add_row(str(row), *(str(place[row, col]) for col in range(result.cols)))
-        shown.append(grid)
-    tables.show(*shown)
+        show(grid)

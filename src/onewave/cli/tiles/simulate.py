@@ -1,9 +1,10 @@
-"""`onewave tiles simulate`, `bounds` and `compare`."""
+"""`onewave tiles simulate`, `bounds`, `staircase` and `compare`."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,40 +12,46 @@ import typer
 
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.cli import options
+from onewave.cli.output import amount, percent, show, table, write_file
 from onewave.cli.tiles import options as given
 from onewave.cli.tiles import tables
+from onewave.cli.tiles.programs import Built, Program, by_stage
 
 if TYPE_CHECKING:
-    from onewave.cli.tiles.programs import Asked
-    from onewave.tiles.graph.graph import TileGraph
     from onewave.tiles.search.bounds import Bound
     from onewave.tiles.sim.machine import CacheLevel, Machine
     from onewave.tiles.sim.trace import Trace
 
 
 def simulate_command(
-    program: given.Program,
-    sizes: given.Sizes = None,
-    tile: given.Tile = None,
+    call: typer.Context,
+    program: Program,
     order: given.Order = None,
     cache: given.Cache = None,
     cache_panels: given.CachePanels = None,
     policy: Annotated[str | None, typer.Option("--policy", help="lru (the default), fifo or belady (or opt).")] = None,
-    level: given.Level = None,
+    level: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--level", help="NAME=SIZE[:POLICY][:private]; from the workers outwards, inside --cache. Repeatable."
+        ),
+    ] = None,
     workers: given.Workers = 132,
-    co_resident: given.CoResident = 1,
+    co_resident: Annotated[int, typer.Option("--co-resident", help="Thread blocks that share an SM.")] = 1,
     queues: given.Queues = None,
-    mode: given.Mode = "wave",
-    skew: given.Skew = 0.0,
-    sync: given.Sync = None,
-    dtype: given.Dtype = "bf16",
-    splits: given.Splits = 1,
-    fused: given.Fused = False,
-    causal: given.Causal = False,
-    kv_heads: given.KvHeads = None,
-    context: given.Context = 4096,
-    batch: given.Batch = 1,
-    weight_format: given.WeightFormat = "16-bit",
+    mode: Annotated[
+        str, typer.Option("--mode", help="wave: tasks of a wave advance together; serial: one by one.")
+    ] = "wave",
+    skew: Annotated[
+        float, typer.Option("--skew", help="Accesses by which each lane of a wave lags behind the last.")
+    ] = 0.0,
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            "--sync",
+            help="Wait by none (a whole stage), row, tile, strided, conv2d-tile, consecutive. Default: exactly.",
+        ),
+    ] = None,
     as_json: options.Json = False,
     trace: Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write the Trace as JSON.")] = None,
     perfetto: Annotated[
@@ -60,49 +67,55 @@ def simulate_command(
     Examples: simulate gemm 4096 4096 4096 --tile 128x128x64 --order grouped:8 --cache 50MB --workers 132;
     simulate decode llama-3.1-8b; simulate chain 1024 4096 4096 4096 --order row-by-row.
     """
-    from onewave.cli.tiles.programs import Asked, DecodeOptions, build, by_stage
-    from onewave.tiles.graph.programs import ProgramOptions, parse_tile
+    from onewave.tiles.search.bounds import best_bound
     from onewave.tiles.sim.machine import Machine
     from onewave.tiles.sim.simulate import simulate
 
-    machine = Machine(workers=workers, co_resident=co_resident, queues=queues or "ticket", levels=(), skew=skew)
-    cut = None if tile is None else parse_tile(tile)
     if cache_panels is not None:
-        _refuse_beside_panels(
-            "--tile, --order, --policy and --json beside --cache-panels",
-            cache=cache, level=level, sync=sync, trace=trace, perfetto=perfetto, kv_heads=kv_heads, skew=skew or None,
-            fused=fused or None, causal=causal or None,
-            **_changed(
-                mode=(mode, "wave"), queues=(queues, None), workers=(workers, 132), co_resident=(co_resident, 1),
-                dtype=(dtype, "bf16"), splits=(splits, 1), context=(context, 4096), batch=(batch, 1),
-                weight_format=(weight_format, "16-bit"),
-            ),
-        )  # fmt: skip
-        _simulate_panels(
-            program, sizes or [], cut or (128, 128, 64), order or "row", cache_panels, policy or "lru", as_json
-        )
+        _refuse_beside_panels(call, ("order", "policy"))
+        _simulate_panels(program, order or "row", cache_panels, given.policy_of(policy or "lru"), as_json)
         return
-    shape = ProgramOptions(cut, dtype, splits, fused, causal, kv_heads, machine.lanes, order == "stream-k")
-    asked = Asked(program, sizes or [], shape, DecodeOptions(context, batch, weight_format))
-    built = build(asked)
-    graph, prescribed = built.graph, built.chosen_queues(order, queues)
+    lanes = Machine(workers, co_resident).lanes
+    built = program.build(lanes, order)
     machine = Machine(
         workers=workers,
         co_resident=co_resident,
         queues=queues or "ticket",
-        levels=_levels(graph, built.levels, cache, policy, level or []),
+        levels=_levels(built, cache, policy, level or []),
         skew=skew,
         ahead_bytes=built.ahead_bytes,
     )
-    default = "row" if program == "gemm" else "sequential"
-    chosen = "sequential" if prescribed is not None else order or default
-    made = simulate(graph, chosen, machine, mode=mode, queues=prescribed, sync=sync)
-    for path, text in ((trace, made.to_json), (perfetto, lambda: json.dumps(made.to_perfetto()))):
-        if path is not None:
-            tables.write_text(path, text())
-    found = _bounds_of(graph, asked, machine, at_once=machine.lanes if mode == "wave" else 1)
-    shown_trace = made if built.step is None else by_stage(made)
-    facts = _facts(asked.title, shown_trace, found, order or default) | {"sync": sync}
+    prescribed = built.chosen_queues(order, queues)
+    order = order or program.default_order
+    followed = order if prescribed is None else "sequential"
+    made = simulate(built.graph, followed, machine, mode=mode, queues=prescribed, sync=sync)
+    if trace is not None:
+        write_file("--trace", trace, made.to_json())
+    if perfetto is not None:
+        write_file("--perfetto", perfetto, json.dumps(made.to_perfetto()))
+    report, bounds = made.report, _bounds_of(program, built, machine, at_once=lanes if mode == "wave" else 1)
+    assert report is not None
+    best, moved = best_bound(bounds), _moved(made)
+    facts: dict[str, Any] = {
+        "program": program.title,
+        "order": order,
+        "mode": report.mode,
+        "tasks": len(made),
+        "workers": made.workers,
+        "waves": report.waves,
+        **tables.timing(made if built.step is None else by_stage(made)),
+        "loads_bytes": report.memory_loaded,
+        "stores_bytes": report.memory_stored,
+        "moved_bytes": moved,
+        "bound": best.name,
+        "bound_bytes": best.value,
+        "gap": best.gap(moved),
+        "bounds": [asdict(bound) | {"gap": bound.gap(moved) if bound.applies else None} for bound in bounds],
+        "levels": report.to_dict()["levels"],
+        "energy_mj": report.energy_mj,
+        "flops": report.flops,
+        "sync": sync,
+    }
     if as_json:
         print(json.dumps(facts))
     else:
@@ -110,80 +123,50 @@ def simulate_command(
 
 
 def bounds_command(
-    program: given.Program,
-    sizes: given.Sizes = None,
-    tile: given.Tile = None,
+    call: typer.Context,
+    program: Program,
     cache: given.Cache = None,
     cache_panels: given.CachePanels = None,
     workers: given.Workers = 132,
-    dtype: given.Dtype = "bf16",
-    splits: given.Splits = 1,
-    fused: given.Fused = False,
-    causal: given.Causal = False,
-    kv_heads: given.KvHeads = None,
-    context: given.Context = 4096,
-    batch: given.Batch = 1,
-    weight_format: given.WeightFormat = "16-bit",
     as_json: options.Json = False,
 ) -> None:
     """Lower bounds on traffic, and every order's gap to them.
 
     The orders are those of a gemm's grid; other programs show their sequential order.
     """
-    from onewave.cli.tiles.programs import Asked, DecodeOptions, build
-    from onewave.tiles.graph.programs import ProgramOptions, parse_tile
     from onewave.tiles.order.orders import GRID_ORDERS
     from onewave.tiles.search.bounds import best_bound, panel_bounds
     from onewave.tiles.sim.machine import Machine
     from onewave.tiles.sim.simulate import simulate
 
-    machine = Machine(workers=workers)
-    cut = None if tile is None else parse_tile(tile)
     if cache_panels is not None:
-        _refuse_beside_panels(
-            "--tile and --json beside --cache-panels",
-            cache=cache, kv_heads=kv_heads, fused=fused or None, causal=causal or None,
-            **_changed(
-                workers=(workers, 132), dtype=(dtype, "bf16"), splits=(splits, 1), context=(context, 4096),
-                batch=(batch, 1), weight_format=(weight_format, "16-bit"),
-            ),
-        )  # fmt: skip
-        rows, cols = _panel_grid(program, sizes or [], cut or (128, 128, 64))
+        _refuse_beside_panels(call)
+        rows, cols = _panel_grid(program)
         found: tuple[Bound, ...] = panel_bounds(rows, cols, cache_panels)
         results = _panel_results(rows, cols, cache_panels)
     else:
-        shape = ProgramOptions(cut, dtype, splits, fused, causal, kv_heads, workers)
-        asked = Asked(program, sizes or [], shape, DecodeOptions(context, batch, weight_format))
-        built = build(asked)
-        graph = built.graph
-        machine = Machine(workers=workers, levels=_levels(graph, built.levels, cache, None, []))
-        found = _bounds_of(graph, asked, machine, at_once=workers)
+        Machine(workers)
+        built = program.build(workers)
+        machine = Machine(workers, levels=_levels(built, cache, None, []))
+        found = _bounds_of(program, built, machine, at_once=workers)
         # Above this many accesses all orders together would take longer than a person waits.
-        orders = list(GRID_ORDERS) if program == "gemm" and len(graph.accesses.tile) <= 300_000 else []
-        results = {name: _moved(simulate(graph, name, machine)) for name in orders or ["sequential"]}
+        every = program.program == "gemm" and len(built.graph.accesses.tile) <= 300_000
+        orders = list(GRID_ORDERS) if every else ["sequential"]
+        results = {name: _moved(simulate(built.graph, name, machine)) for name in orders}
     best = best_bound(found)
-    rows_of: list[dict[str, Any]] = [
-        {"order": name, "moved": moved, "gap": best.gap(moved)}
-        for name, moved in sorted(results.items(), key=lambda row: row[1])
-    ]
-    facts: dict[str, Any] = {
-        "program": " ".join((program, *(sizes or ()))),
-        "unit": best.unit,
-        "best": best.name,
-        "bounds": [tables.bound_row(bound, None) for bound in found],
-        "orders": rows_of,
-    }
+    moved = sorted(results.items(), key=lambda row: row[1])
     if as_json:
-        print(json.dumps(facts))
+        rows_of = [{"order": name, "moved": value, "gap": best.gap(value)} for name, value in moved]
+        facts = {"program": program.title, "unit": best.unit, "best": best.name}
+        print(json.dumps(facts | {"bounds": [asdict(bound) for bound in found], "orders": rows_of}))
         return
-    table = tables.table(f"lower bounds: {facts['program']}", "bound", best.unit, "applies", "source")
+    bounds = table(f"lower bounds: {program.title}", "bound", "source", best.unit, "applies", left=2)
     for bound in found:
-        table.add_row(bound.name, tables.amount(bound.value, best.unit), "yes" if bound.applies else "no", bound.source)
-    tables.show(table)
-    table = tables.table(f"orders, gap to {best.name}", "order", best.unit, "gap")
-    for row in rows_of:
-        table.add_row(row["order"], tables.amount(row["moved"], best.unit), tables.percent(row["gap"]))
-    tables.show(table)
+        bounds.add_row(bound.name, bound.source, amount(bound.value, best.unit), "yes" if bound.applies else "no")
+    gaps = table(f"orders, gap to {best.name}", "order", best.unit, "gap")
+    for name, value in moved:
+        gaps.add_row(name, amount(value, best.unit), percent(best.gap(value)))
+    show(bounds, gaps)
 
 
 def staircase_command(
@@ -202,8 +185,6 @@ def staircase_command(
     C[M,N] = A[M,K] B[K,N] for each M. Time stays flat while the last wave of tiles fills up, and steps where a new one
     begins: the tail effect.
     """
-    from dataclasses import asdict
-
     from onewave.tiles.graph.programs import parse_bytes, parse_tile
     from onewave.tiles.sim.machine import CacheLevel, Machine
     from onewave.tiles.sim.simulate import latency_staircase
@@ -221,13 +202,12 @@ def staircase_command(
     if as_json:
         print(json.dumps({"n": n, "k": k, "stairs": [asdict(stair) for stair in stairs]}))
         return
-    table = tables.table(
-        f"C[M,{n}] = A[M,{k}] B[{k},{n}] on {workers} workers", "M", "tiles", "waves", "us", "lanes used"
-    )
+    title = f"C[M,{n}] = A[M,{k}] B[{k},{n}] on {workers} workers"
+    rows_of = table(title, "M", "tiles", "waves", "us", "lanes used")
     for stair in stairs:
         counts = (f"{stair.m:,}", f"{stair.tiles:,}", f"{stair.waves:,}")
-        table.add_row(*counts, f"{stair.time / 1000:,.2f}", tables.percent(stair.used))
-    tables.show(table)
+        rows_of.add_row(*counts, f"{stair.time / 1000:,.2f}", percent(stair.used))
+    show(rows_of)
 
 
 def compare_command(
@@ -245,70 +225,54 @@ def compare_command(
     if as_json:
         print(json.dumps({"a": str(a), "b": str(b), "phases": rows}))
         return
-    table = tables.table(
-        "a against b", "phase", "a tasks", "b tasks", "a busy", "b busy", "b / a", "a waited", "b waited"
-    )
+    columns = ("a tasks", "b tasks", "a busy", "b busy", "b / a", "a waited", "b waited")
+    phases = table("a against b", "phase", *columns)
     for row in rows:
         ratio = "-" if row["busy_ratio"] is None else f"{row['busy_ratio']:.3f}"
         times = [f"{row[name]:,.0f}" for name in ("a_busy", "b_busy", "a_waited", "b_waited")]
-        table.add_row(row["phase"], str(row["a_tasks"]), str(row["b_tasks"]), *times[:2], ratio, *times[2:])
-    tables.show(table)
+        phases.add_row(row["phase"], str(row["a_tasks"]), str(row["b_tasks"]), *times[:2], ratio, *times[2:])
+    show(phases)
 
 
-def _simulate_panels(
-    program: str, sizes: list[str], tile: tuple[int, int, int], order: str, capacity: int, policy: str, as_json: bool
-) -> None:
+def _refuse_beside_panels(call: typer.Context, more: tuple[str, ...] = ()) -> None:
+    """Whole panels are counted without time, caches or workers. Raises InvalidArgumentError for their options."""
+    counted = ("program", "sizes", "tile", "cache_panels", "as_json", *more)
+    others = options.chosen(call, {str(parameter.name) for parameter in call.command.params} - {*counted})
+    for name, value in others.items():
+        named = ", ".join(f"--{option}" for option in ("tile", *more))
+        raise InvalidArgumentError(name, got=shown(str(value)), allowed=f"{named} and --json beside --cache-panels")
+
+
+def _simulate_panels(program: Program, order: str, capacity: int, policy: str, as_json: bool) -> None:
     """Whole panels instead of bytes: the tile game's count."""
     from onewave.tiles.order.orders import grid_order
     from onewave.tiles.search.bounds import best_bound, panel_bounds
     from onewave.tiles.search.panels import panel_loads, strip_snake_loads
 
-    rows, cols = _panel_grid(program, sizes, tile)
-    policy = {"opt": "belady"}.get(policy.lower(), policy.lower())
+    rows, cols = _panel_grid(program)
     loads = panel_loads(rows, cols, grid_order(order, rows, cols).to_list(), capacity, policy)
     bound = best_bound(panel_bounds(rows, cols, capacity))
-    facts: dict[str, Any] = {
-        "program": " ".join((program, *sizes)),
-        "order": order,
-        "policy": policy,
-        "rows": rows,
-        "cols": cols,
-        "cache_panels": capacity,
-        "loads": loads,
-        "bound": int(bound.value),
-        "bound_name": bound.name,
-        "gap": bound.gap(loads),
-        "strip_snake": strip_snake_loads(rows, cols, capacity),
-    }
+    facts = {"order": order, "policy": policy, "loads": loads, "bound": int(bound.value), "bound_name": bound.name}
+    facts |= {"gap": bound.gap(loads), "strip_snake": strip_snake_loads(rows, cols, capacity)}
     if as_json:
-        print(json.dumps(facts))
+        size = {"program": program.title, "rows": rows, "cols": cols, "cache_panels": capacity}
+        print(json.dumps(size | facts))
         return
-    table = tables.table(f"{facts['program']}: {rows} x {cols} tiles, room for {capacity} panels", "", "")
-    for name in ("order", "policy", "loads", "bound", "bound_name", "gap", "strip_snake"):
-        table.add_row(name.replace("_", " "), tables.percent(facts[name]) if name == "gap" else str(facts[name]))
-    tables.show(table)
+    head = table(f"{program.title}: {rows} x {cols} tiles, room for {capacity} panels", "", "")
+    for name, value in facts.items():
+        head.add_row(name.replace("_", " "), percent(value) if name == "gap" else str(value))
+    show(head)
 
 
-def _changed(**options: tuple[object, object]) -> dict[str, object]:
-    """The options that are not as they are by default: None where one is. Each: what it is, and its default."""
-    return {name: None if value == default else value for name, (value, default) in options.items()}
-
-
-def _refuse_beside_panels(allowed: str, **options: object) -> None:
-    """Whole panels are counted without time, caches or workers."""
-    for name, value in options.items():
-        if value is not None:
-            raise InvalidArgumentError(f"--{name.replace('_', '-')}", got=shown(str(value)), allowed=allowed)
-
-
-def _panel_grid(program: str, sizes: list[str], tile: tuple[int, int, int]) -> tuple[int, int]:
+def _panel_grid(program: Program) -> tuple[int, int]:
     from onewave.tiles.graph.builders import cuts
     from onewave.tiles.graph.programs import read_sizes
     from onewave.tiles.search.panels import MAX_PANEL_TILES
 
-    if program != "gemm":
-        raise InvalidArgumentError("--cache-panels", got=f"with {program}", allowed="gemm", next="Use --cache.")
-    m, n, _ = read_sizes("gemm", sizes)
+    if program.program != "gemm":
+        raise InvalidArgumentError("--cache-panels", got=f"with {program.program}", allowed="gemm", next="Use --cache.")
+    m, n, _ = read_sizes("gemm", program.sizes or [])
+    tile = program.shape().gemm_tile
     rows, cols = cuts(m, tile[0]), cuts(n, tile[1])
     if rows * cols > MAX_PANEL_TILES:
         raise InvalidArgumentError("tiles", got=f"{rows * cols:,}", allowed=f"up to {MAX_PANEL_TILES:,}")
@@ -326,91 +290,46 @@ def _panel_results(rows: int, cols: int, capacity: int) -> dict[str, int]:
     }
 
 
-def _levels(
-    graph: TileGraph, named: tuple[CacheLevel, ...], cache: str | None, policy: str | None, inner: list[str]
-) -> tuple[CacheLevel, ...]:
+def _levels(built: Built, cache: str | None, policy: str | None, inner: list[str]) -> tuple[CacheLevel, ...]:
     """The caches asked for, or those that the program names. policy: None for lru."""
     from onewave.tiles.graph.programs import parse_bytes
     from onewave.tiles.sim.machine import CacheLevel
 
-    if named and cache is None and not inner:
+    if built.levels and cache is None and not inner:
         if policy is not None:
             allowed = "beside --cache or --level"
             raise InvalidArgumentError("--policy", got=f"{shown(policy)} for a file that has levels", allowed=allowed)
-        return named
-    policy = (policy or "lru").lower()
-    policy = {"opt": "belady"}.get(policy, policy)
-    if policy not in ("lru", "fifo", "belady"):
-        raise InvalidArgumentError("policy", got=repr(policy[:40]), allowed="lru, fifo, belady")
-    found: list[CacheLevel] = []
-    for text in inner:
-        name, _, rest = text.partition("=")
-        size, *words = rest.split(":")
-        private = "private" in words
-        words = [word for word in words if word != "private"]
-        if not name or not rest or len(words) > 1:
-            raise InvalidArgumentError("--level", got=repr(text[:40]), allowed="NAME=SIZE[:POLICY][:private]")
-        if words == ["scratchpad"]:
-            allowed = "lru, fifo, belady: nothing says which tensors a scratchpad keeps"
-            raise InvalidArgumentError("--level", got=repr(text[:40]), allowed=allowed)
-        found.append(CacheLevel(name, parse_bytes(size), policy=words[0] if words else "lru", private=private))
-    cache = "50MB" if cache is None else cache
+        return built.levels
+    cache = cache or "50MB"
     if cache.endswith("tiles"):
-        numbers = graph.accesses.tile
-        largest = int(graph.bytes_of_numbers(numbers).max()) if len(numbers) else 1
         count = cache.removesuffix("tiles").strip()
         if not re.fullmatch(r"[0-9]{1,9}", count) or not int(count):
             raise InvalidArgumentError("--cache", got=repr(cache[:40]), allowed="1 or more tiles, as 64tiles")
-        capacity = int(count) * largest
+        sizes = built.graph.bytes_of_numbers(built.graph.accesses.tile)
+        capacity = int(count) * int(sizes.max(initial=1))
     else:
         capacity = parse_bytes(cache)
-    return (*found, CacheLevel("L2", capacity, policy=policy))
+    return (*given.levels_of(inner), CacheLevel("L2", capacity, policy=given.policy_of(policy or "lru")))
 
 
-def _bounds_of(graph: TileGraph, asked: Asked, machine: Machine, *, at_once: int) -> tuple[Bound, ...]:
-    """The program's bounds on this machine. at_once: lanes that compute a tile of C at the same time."""
+def _bounds_of(program: Program, built: Built, machine: Machine, *, at_once: int) -> tuple[Bound, ...]:
+    """The program's bounds above 0 on this machine. at_once: lanes that compute a tile of C at the same time."""
     from onewave.tiles.graph.builders import DTYPES
     from onewave.tiles.graph.programs import read_sizes
     from onewave.tiles.search.bounds import gemm_bounds, graph_bound
 
-    if asked.program != "gemm":
-        return (graph_bound(graph),)
-    shape = asked.options
-    m, n, k = read_sizes("gemm", asked.sizes)
+    if program.program != "gemm":
+        return (graph_bound(built.graph),)
+    m, n, k = read_sizes("gemm", program.sizes or [])
+    tile = program.shape().gemm_tile
     # Every lane keeps its private caches, though in serial mode one lane computes at a time.
     capacity = sum(level.capacity * (machine.lanes if level.private else 1) for level in machine.levels)
     # Accumulators stay in registers, outside every cache: they are fast memory all the same.
-    held = at_once * min(shape.gemm_tile[0], m) * min(shape.gemm_tile[1], n)
-    return gemm_bounds(m, n, k, capacity, itemsize=DTYPES[shape.dtype], accumulators=held, workers=at_once)
+    held = at_once * min(tile[0], m) * min(tile[1], n)
+    found = gemm_bounds(m, n, k, capacity, itemsize=DTYPES[program.dtype], accumulators=held, workers=at_once)
+    return tuple(bound for bound in found if bound.value > 0)
 
 
 def _moved(trace: Trace) -> int:
     assert trace.report is not None
     return trace.report.memory_loaded + trace.report.memory_stored
-
-
-def _facts(title: str, trace: Trace, found: tuple[Bound, ...], order: str) -> dict[str, Any]:
-    from onewave.tiles.search.bounds import best_bound
-
-    report = trace.report
-    assert report is not None
-    moved, best = _moved(trace), best_bound(found)
-    return {
-        "program": title,
-        "order": order,
-        "mode": report.mode,
-        "tasks": len(trace),
-        "workers": trace.workers,
-        "waves": report.waves,
-        **tables.timing(trace),
-        "loads_bytes": report.memory_loaded,
-        "stores_bytes": report.memory_stored,
-        "moved_bytes": moved,
-        "bound": best.name,
-        "bound_bytes": best.value,
-        "gap": best.gap(moved),
-        "bounds": [tables.bound_row(bound, moved) for bound in found],
-        "levels": report.to_dict()["levels"],
-        "energy_mj": report.energy_mj,
-        "flops": report.flops,
-    }

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from onewave.cli import options
+from onewave.cli.output import show
 from onewave.cli.tiles import tables
 
 
@@ -27,5 +28,5 @@ def timeline_command(
     found = timeline(tables.read_trace(trace))
     if as_json:
         print(json.dumps(asdict(found)))
-        return
-    tables.show_timeline(found)
+    else:
+        show(tables.timeline_table(found))

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from onewave.base.errors import InvalidArgumentError, VerificationError
 from onewave.cli import options
+from onewave.cli.output import read_file
 from onewave.cli.tiles import tables
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 # Turns of all runs together that interpret takes on: about a minute.
 MAX_TURNS = 50_000_000
@@ -38,10 +34,10 @@ def verify_command(
     Kinds: once (a task is not planned exactly once), residency (more workers than run at once), count (a wait does not
     match the posts), deadlock, race. Exit status: 0 verified, 1 rejected, 2 bad file.
     """
-    from onewave.tiles.proof.schedule_file import parse_schedule
+    from onewave.tiles.proof.schedule_file import MAX_FILE_BYTES, parse_schedule
     from onewave.tiles.proof.verify import verify
 
-    schedule = parse_schedule(_read("schedule file", file))
+    schedule = parse_schedule(read_file("schedule file", file, MAX_FILE_BYTES))
     try:
         proved = verify(schedule)
     except VerificationError as error:
@@ -62,7 +58,7 @@ def interpret_command(
     ] = None,
     runs: Annotated[int, typer.Option("--runs", help="Random interleavings.")] = 100,
     epochs: Annotated[int, typer.Option("--epochs", help="Times the table runs, on counters that are not reset.")] = 1,
-    seed: Annotated[int, typer.Option("--seed", help="Of the interleavings.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of the interleavings.")] = 0,
     as_json: options.Json = False,
 ) -> None:
     """Run a table in NumPy under random interleavings, following which task wrote what. It need not be a proved one.
@@ -70,14 +66,20 @@ def interpret_command(
     Exit status: 0 every run ended with every read right, 1 some run got stuck or read something else, 2 bad input.
     """
     from onewave.tiles.proof.interpret import interpret
+    from onewave.tiles.proof.schedule_file import MAX_FILE_BYTES
     from onewave.tiles.proof.table import TaskTable
+    from onewave.wave.plan.program_file import read_table
 
-    if file.suffix == ".npz":
-        table = TaskTable.from_words(_table_of(file))
+    if file.suffix == ".npy":
+        table = TaskTable.load(file)
     else:
-        table = TaskTable.load(file) if file.suffix == ".npy" else TaskTable.from_bytes(_read("task table", str(file)))
-    if not 0 <= seed < 2**63:
-        raise InvalidArgumentError("seed", got=str(seed), allowed="0 to 2^63 - 1")
+        data = read_file("task table", file, MAX_FILE_BYTES)
+        try:
+            words = read_table(data) if file.suffix == ".npz" else None
+        except ValueError as error:
+            allowed = "a file that `lower decode --out FILE.npz` wrote"
+            raise InvalidArgumentError("task table", got=f"{file}: {error}", allowed=allowed) from None
+        table = TaskTable.from_bytes(data) if words is None else TaskTable.from_words(words)
     if len(table.queue) * max(runs, 1) * max(epochs, 1) > MAX_TURNS // 3:
         most = MAX_TURNS // 3 // max(1, len(table.queue))
         raise InvalidArgumentError(
@@ -101,30 +103,3 @@ def interpret_command(
         print(line + ("" if result.complaint is None else f", {facts['wrong']} went wrong: {result.complaint}"))
     if not result.ok:
         raise typer.Exit(1)
-
-
-def _table_of(file: Path) -> NDArray[np.int32]:
-    """The task table beside a launch's words."""
-    from onewave.wave.plan.program_file import read_table
-
-    try:
-        return read_table(_read("task table", str(file)))
-    except ValueError as error:
-        allowed = "a file that `lower decode --out FILE.npz` wrote"
-        raise InvalidArgumentError("task table", got=f"{file}: {error}", allowed=allowed) from None
-
-
-def _read(what: str, file: str) -> bytes:
-    from onewave.tiles.proof.schedule_file import MAX_FILE_BYTES
-
-    # One byte more than is allowed tells a file that is too large, even one without an end.
-    try:
-        if file == "-":
-            if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] # so it is where the shell closed it
-                raise OSError("standard input is closed")
-            return sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
-        with open(file, "rb") as stream:
-            return stream.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidArgumentError(what, got=f"{file}: {reason}", allowed="a readable file") from None

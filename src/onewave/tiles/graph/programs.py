@@ -99,7 +99,7 @@ PROGRAMS: dict[str, ProgramRow] = {
     "conv": ProgramRow(("N", "H", "W", "C", "OUT", "KH", "KW"), (3, 3), _conv, "convolution as implicit GEMM"),
 }  # fmt: skip
 """Programs with numbers as sizes. Beside them: notation FILE."""
-_ALWAYS_READ = ("workers", "stream_k")
+_ALWAYS_READ = ("program", "sizes", "workers", "stream_k")
 
 
 def build_program(
@@ -116,7 +116,7 @@ def build_program(
     row = PROGRAMS.get(kind)
     if row is None:
         raise InvalidArgumentError("program", got=repr(kind[:40]), allowed=f"{', '.join(PROGRAMS)}, notation")
-    check_options(kind, options, (*row.reads, *_ALWAYS_READ))
+    check_options(kind, options, row.reads)
     numbers = read_sizes(kind, sizes)
     if options.stream_k and kind == "gemm":
         m, n, k = numbers
@@ -129,7 +129,7 @@ def read_notation(sizes: Sequence[str | int], options: ProgramOptions | None = N
     """Read the fusion tree that build_program's "notation" builds, with its caches. Raises InvalidArgumentError."""
     from onewave.tiles.graph.notation import parse_notation
 
-    check_options("notation", options or ProgramOptions(), _ALWAYS_READ)
+    check_options("notation", options or ProgramOptions(), ())
     [path] = exactly("notation", sizes, ("FILE",))
     try:
         text = Path(str(path)).read_text(encoding="utf-8")
@@ -146,8 +146,8 @@ def check_options(kind: str, options: DataclassInstance, reads: Sequence[str]) -
     """
     for field in fields(options):
         value = getattr(options, field.name)
-        if value != field.default and field.name not in reads:
-            named = ", ".join(name.replace("_", "-") for name in reads if name not in _ALWAYS_READ) or "none"
+        if value != field.default and field.name not in (*reads, *_ALWAYS_READ):
+            named = ", ".join(name.replace("_", "-") for name in reads) or "none"
             raise InvalidArgumentError(f"{kind}: option {field.name.replace('_', '-')}", got=str(value), allowed=named)
 
 

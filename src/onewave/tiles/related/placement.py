@@ -24,7 +24,7 @@ from onewave.tiles.sim.machine import MAX_WORKERS, CacheLevel
 Ints = npt.NDArray[np.int64]
 
 MEMORY = "memory"
-MAX_INTERMEDIATES = 10
+MAX_INTERMEDIATES, MAX_LEVELS = 10, 4
 MAX_CELLS = 4_000_000
 
 
@@ -74,6 +74,9 @@ def place_intermediates(
     """
     if not 1 <= workers <= MAX_WORKERS:
         raise InvalidArgumentError("workers", got=str(workers), allowed=f"1 to {MAX_WORKERS}")
+    if len(levels) > MAX_LEVELS or len({MEMORY, *(level.name for level in levels)}) <= len(levels):
+        got = ", ".join(level.name for level in levels)
+        raise InvalidArgumentError("levels", got=got, allowed=f"up to {MAX_LEVELS}, of different names, none {MEMORY}")
     names = _intermediates(graph)
     if len(names) > MAX_INTERMEDIATES:
         raise InvalidArgumentError("intermediates", got=str(len(names)), allowed=f"up to {MAX_INTERMEDIATES}")
