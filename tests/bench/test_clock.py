@@ -74,7 +74,7 @@ def test_what_is_far_too_slow_for_its_turn_gets_fewer(monkeypatch):
     assert {(reps, warmup) for name, reps, warmup in asked[2:] if name == "quick"} == {(5, 2)}
 
 
-def test_without_a_card_what_is_recorded_makes_the_calls():
+def test_without_a_gpu_what_is_recorded_makes_the_calls():
     made = []
     recorded([lambda: made.append(1), lambda: made.append(2)], CPU)()
     assert made == [1, 2]

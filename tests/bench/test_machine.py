@@ -68,7 +68,7 @@ def test_another_repository_around_the_package_is_not_its_commit(monkeypatch):
     assert machine.source_commit(settings()) == "unknown"
 
 
-def test_cards_are_read_from_nvidia_smi(monkeypatch):
+def test_gpus_are_read_from_nvidia_smi(monkeypatch):
     answers(monkeypatch, {"nvidia-smi": "NVIDIA H200, 580.1, 143771\nnonsense\n"})
     assert machine.gpus() == [machine.GPU("NVIDIA H200", "580.1", 143771)]
     answers(monkeypatch, {"nvidia-smi": None})

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from onewave.weights.fetch.aliases import DEFAULT_ALIAS
 
 Model = Annotated[
     str,
@@ -69,6 +72,20 @@ Ledger = Annotated[
     Path | None,
     typer.Option("--ledger", metavar="[DIR]", help="Append the measurements to DIR (default: ./ledger)."),
 ]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """A model and how it is loaded: LLM's arguments that most commands share."""
+
+    model: Model = DEFAULT_ALIAS
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    load_format: LoadFormat = "auto"
+    revision: Revision = None
+    decode: Decode = "auto"
+    quantization: Quantization = None
+    compact: Compact = None
 
 
 def chosen(call: typer.Context, names: Collection[str] | None = None) -> dict[str, Any]:

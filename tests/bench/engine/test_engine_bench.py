@@ -11,7 +11,14 @@ import torch
 from onewave.base.errors import InvalidArgumentError
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
-from onewave.bench.engine.latency import cases, decode_weight_bytes, kv_bytes_per_token, measure, measurements
+from onewave.bench.engine.latency import (
+    cases,
+    decode_weight_bytes,
+    expected_seconds,
+    kv_bytes_per_token,
+    measure,
+    measurement,
+)
 from onewave.engine.output import RequestMetrics
 from onewave.models.llama import LayerWeights, LlamaWeights
 
@@ -103,6 +110,13 @@ def test_decode_counts_the_steps_after_the_first_token():
     assert one.tokens_per_second.p50 == pytest.approx(4 / STEP_S)
 
 
+def test_a_short_request_says_how_long_all_tests_take():
+    llm, tests = FakeLLM(), cases([2], [16], [11], [0])
+    seconds = expected_seconds(llm, tests, repetitions=3)  # type: ignore[arg-type]
+    assert seconds == pytest.approx(3 * 2 * (PREFILL_S + PREFILL_S / 16 + 10 * STEP_S))
+    assert [(len(prompts[0]), params.max_tokens) for prompts, params in llm.asked] == [(16, 3)] * 2
+
+
 def test_bytes_of_a_step_are_weights_once_and_each_sequences_keys_and_values():
     (one,) = results(FakeLLM(), [2], [0], [3], [6])
     weights = 2 * LAYER_BYTES + 4 * 8 + 4 * 32 * 8
@@ -150,7 +164,7 @@ def test_a_test_longer_than_the_context_is_refused_before_anything_runs():
 def test_the_ledger_line_says_what_is_needed_to_repeat_it():
     llm = FakeLLM()
     (one,) = results(llm, [2], [0], [3], [6])
-    (line,) = measurements(one, llm, threads=2)  # type: ignore[arg-type]
+    line = measurement(one, llm, threads=2)  # type: ignore[arg-type]
     assert (line.model, line.metric, line.unit) == ("fake", "decode_step", "ms")
     assert line.summary == one.step_ms
     assert line.extra["test"] == "tg3@d6"

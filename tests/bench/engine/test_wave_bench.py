@@ -1,4 +1,4 @@
-"""`bench wave` and `bench ops ffn` without a card: what they refuse, and what they count."""
+"""`bench wave` and `bench ops ffn` without a GPU: what they refuse, and what they count."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from onewave.bench.engine.wave import WaveCase, WaveResult, in_pages, measure_wa
 from onewave.bench.ops.ffn import FFNResult, FFNShape, measure_ffn
 from onewave.cli.bench import wave as bench_wave
 from onewave.cli.bench.ffn import bench_ffn
+from onewave.cli.bench.report import Results
 from onewave.cli.main import app
 from onewave.engine import options as engine_options
 from onewave.engine.load import wave as load_module
@@ -96,13 +97,13 @@ class PlainWave:
 
 
 @pytest.fixture
-def without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "DecodeWave", PlainWave)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)  # pyright: ignore[reportUnknownLambdaType]
     monkeypatch.setattr(bench, "self_check", lambda model, wave, batch: 0.0)  # pyright: ignore[reportUnknownLambdaType]
 
 
-@pytest.mark.usefixtures("without_a_card")
+@pytest.mark.usefixtures("without_a_gpu")
 def test_all_paths_are_timed_on_one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "compiled_step", partial(compiled_step, backend="aot_eager"))
     notes: list[str] = []
@@ -122,7 +123,7 @@ def test_all_paths_are_timed_on_one_cache(monkeypatch: pytest.MonkeyPatch) -> No
     assert notes == []
 
 
-@pytest.mark.usefixtures("without_a_card")
+@pytest.mark.usefixtures("without_a_gpu")
 def test_a_compiler_that_fails_keeps_no_figure_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(model: Llama, kv: StaticKVCache, context: int) -> None:
         raise RuntimeError("no compiler\nand much more")
@@ -180,7 +181,7 @@ def test_a_step_waits_five_times_a_layer_and_where_splits_are_combined() -> None
     assert hand_offs(windowed, batch=8, context=4096) == 5 * layers
 
 
-def test_without_a_card_both_say_what_they_need() -> None:
+def test_without_a_gpu_both_say_what_they_need() -> None:
     with pytest.raises(UnsupportedError, match="compute capability"):
         measure_ffn(FFNShape(1), CPU, torch.bfloat16, reps=1)
     result = CliRunner().invoke(app, ["bench", "wave", "--device", "cpu"])
@@ -189,4 +190,4 @@ def test_without_a_card_both_say_what_they_need() -> None:
 
 def test_a_shape_that_is_no_three_numbers_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="rows,hidden,intermediate"):
-        bench_ffn(["8,4096"], device=CPU, dtype=torch.bfloat16, reps=1, as_json=False, ledger=None)
+        bench_ffn(["8,4096"], device=CPU, dtype=torch.bfloat16, reps=1, out=Results())

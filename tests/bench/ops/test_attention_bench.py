@@ -105,11 +105,11 @@ def test_every_engine_has_its_turn_in_each_round_in_an_order_that_changes():
 
 
 def test_a_recording_of_decode_steps_holds_enough_calls_to_hide_its_own_launch():
-    card, ours, plain = torch.device("cuda"), Engine("onewave", by_torch), Engine("reference", by_torch, graph=False)
+    gpu, ours, plain = torch.device("cuda"), Engine("onewave", by_torch), Engine("reference", by_torch, graph=False)
     for copies, times in ((2, 8), (4, 4), (32, 1)):
-        assert repetitions("decode_attention", ours, copies, card) == times
-    assert repetitions("attention", ours, 2, card) == 1
-    assert repetitions("decode_attention", plain, 2, card) == 1
+        assert repetitions("decode_attention", ours, copies, gpu) == times
+    assert repetitions("attention", ours, 2, gpu) == 1
+    assert repetitions("decode_attention", plain, 2, gpu) == 1
     assert repetitions("decode_attention", ours, 2, CPU) == 1
 
 

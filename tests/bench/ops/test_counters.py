@@ -98,7 +98,7 @@ def counted(ran: list[list[str]], found: list[Counters], monkeypatch: pytest.Mon
         return found
 
     monkeypatch.setattr(ffn_counters, "collect", run)
-    monkeypatch.setattr(ffn_counters, "check_card", lambda device: None)
+    monkeypatch.setattr(ffn_counters, "check_gpu", lambda device: None)
     return count_ffn(shapes, CPU, torch.bfloat16, reps=2)
 
 

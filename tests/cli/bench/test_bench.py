@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -30,6 +31,24 @@ def test_the_table_has_a_row_a_test(latency):
     assert "±" in done.out
 
 
+def test_a_row_is_printed_as_soon_as_it_is_measured(latency, monkeypatch, capsys):
+    measure, printed = engine.measure, []
+
+    def measured(*given, **more):
+        for result in measure(*given, **more):
+            printed.append(capsys.readouterr().out)
+            yield result
+
+    monkeypatch.setattr(engine, "measure", measured)
+    latency()
+    assert ["pp16" in text for text in printed] == [False, True]
+
+
+def test_what_takes_long_on_a_cpu_is_said_beforehand(latency, monkeypatch):
+    monkeypatch.setattr(bench_latency, "_LONG_S", 0.0)
+    assert re.fullmatch(r"up to \d+ s on this CPU; smaller --input-len, .* take less\n", latency().err)
+
+
 def test_what_was_measured_before_an_error_is_shown(latency, tmp_path):
     done = latency("--batch-size", "1,100000000", "--ledger", tmp_path / "figures")
     assert done.status == 2
@@ -38,7 +57,7 @@ def test_what_was_measured_before_an_error_is_shown(latency, tmp_path):
     assert list((tmp_path / "figures").glob("*.jsonl"))
 
 
-def test_a_card_without_memory_keeps_no_figure_back(latency, monkeypatch):
+def test_a_gpu_without_memory_keeps_no_figure_back(latency, monkeypatch):
     measure = engine.measure
 
     def measured(llm, tests, **given):
@@ -94,7 +113,7 @@ def test_each_batch_size_says_what_its_own_engine_did(latency, tmp_path, monkeyp
 
     def opened(*arguments, **options):
         found = opens(*arguments, **options)
-        found.llm.compact = options["max_num_seqs"] == 1  # as on a card, where the wave takes few sequences
+        found.llm.compact = options["max_num_seqs"] == 1  # as on a GPU, where the wave takes few sequences
         return found
 
     monkeypatch.setattr(bench_latency, "open_llm", opened)
@@ -158,5 +177,5 @@ def test_a_start_that_makes_no_sense_is_refused(onewave, tiny_model, arguments):
 
 
 @pytest.mark.parametrize("arguments", [["--reps", "0"], ["--device", "cpu"], ["--device", "tpu"]])
-def test_first_calls_are_a_cards(onewave, arguments):
+def test_first_calls_are_a_gpus(onewave, arguments):
     onewave("bench", "warm", *arguments).error()

@@ -44,12 +44,13 @@ def test_operators_with_shapes_of_their_own_take_no_decode_steps(onewave, operat
     assert message == f"error: --batch-size, --context: {name}; allowed: --shape, for shapes of its own"
 
 
-def test_no_card_has_so_many_multiprocessors(onewave):
-    message = onewave("bench", "predict", "--workers", "1025").error()
-    assert message == "error: --workers: 1025; allowed: whole numbers from 1 to 1024"
+def test_no_gpu_has_so_many_sms(onewave):
+    assert (
+        "'--workers': 1025 is not in the range 1<=x<=1024" in onewave("bench", "predict", "--workers", "1025").error()
+    )
 
 
-def test_kernels_are_compiled_for_a_card_and_for_16_bits(onewave):
+def test_kernels_are_compiled_for_a_gpu_and_for_16_bits(onewave):
     assert onewave("warm", "--device", "cpu").error() == (
         "error: warm: cpu; allowed: a CUDA GPU. A CPU's kernels need none."
     )
@@ -64,4 +65,4 @@ def test_kernels_are_compiled_for_a_card_and_for_16_bits(onewave):
 
 
 def test_a_step_of_no_sequences_is_refused(onewave):
-    assert onewave("bench", "wave", "--batch-size", "1,0").error().startswith("error: --batch-size: 0")
+    assert onewave("bench", "wave", "--batch-size", "1,0").error().startswith("error: --batch-size: 1,0")

@@ -1,4 +1,4 @@
-"""`onewave bench predict`: predict, compare, fit and save, without a card."""
+"""`onewave bench predict`: predict, compare, fit and save, without a GPU."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,15 +86,6 @@ def cases(
 
     Raises InvalidArgumentError.
     """
-    for name, values, least in (
-        ("--batch-size", batch_sizes, 1),
-        ("--input-len", input_lens, 0),
-        ("--output-len", output_lens, 0),
-        ("--depth", depths, 0),
-    ):
-        for value in values:
-            if value < least:
-                raise InvalidArgumentError(name, got=str(value), allowed=f"whole numbers from {least}")
     if 1 in output_lens:
         raise InvalidArgumentError("--output-len", got="1", allowed="0, or from 2: the first token is prefill's")
     found: list[Case] = []
@@ -109,6 +100,27 @@ def cases(
     if not found:
         raise InvalidArgumentError("nothing to measure", next="Give an --input-len or an --output-len above 0.")
     return found
+
+
+def expected_seconds(llm: LLM, tests: Sequence[Case], *, repetitions: int) -> float:
+    """At most about how long so many repetitions of every test will take, from a short request."""
+    _check_lengths(llm, tests)
+    generate = min(3, max(case.generate for case in tests))
+    prompt = max(1, min(16, max(case.prompt for case in tests), llm.max_model_len - generate))
+    probe = Case(1, prompt, generate, "probe")
+    for number in range(2):  # the first one warms up
+        output = _run(llm, probe, number)
+    first, _ = seconds_and_tokens(replace(probe, generate=1), output)
+    rest, _ = seconds_and_tokens(probe, output) if generate > 1 else (0.0, 0)
+    a_token, a_step = first / prompt, rest / max(1, generate - 1)
+    once = [case.batch_size * (case.prompt * a_token + (case.generate - 1) * a_step) for case in tests]
+    return repetitions * sum(once)
+
+
+def _run(llm: LLM, case: Case, repetition: int) -> list[RequestOutput]:
+    prompts = prompts_of(case, llm.config.vocab_size, repetition)
+    params = SamplingParams(temperature=0.0, max_tokens=case.generate, ignore_eos=True, detokenize=False)
+    return llm.generate(prompts, params)
 
 
 def measure(
@@ -126,9 +138,7 @@ def measure(
         samples: list[tuple[float, float]] = []
         for repetition in range(warmup + reps):
             show(f"{case.name} batch {case.batch_size}: {repetition + 1} of {warmup + reps}")
-            prompts = prompts_of(case, llm.config.vocab_size, repetition)
-            params = SamplingParams(temperature=0.0, max_tokens=case.generate, ignore_eos=True, detokenize=False)
-            outputs = llm.generate(prompts, params)
+            outputs = _run(llm, case, repetition)
             if repetition >= warmup:
                 samples.append(seconds_and_tokens(case, outputs))
         steps = 1 if case.is_prefill else case.generate - 1
@@ -143,8 +153,8 @@ def measure(
         )
 
 
-def measurements(result: Result, llm: LLM, *, threads: int) -> Iterator[Measurement]:
-    """The ledger's lines of one result. threads: of the CPU kernels."""
+def measurement(result: Result, llm: LLM, *, threads: int) -> Measurement:
+    """The ledger's line of one result. threads: of the CPU kernels."""
     case = result.case
     extra = {
         "test": case.name,
@@ -163,7 +173,7 @@ def measurements(result: Result, llm: LLM, *, threads: int) -> Iterator[Measurem
         "ceiling_share": result.ceiling_share,
     }
     metric = "prefill" if case.is_prefill else "decode_step"
-    yield Measurement(llm.name, metric, "ms", result.step_ms, None if case.is_prefill else result.ceiling, extra)
+    return Measurement(llm.name, metric, "ms", result.step_ms, None if case.is_prefill else result.ceiling, extra)
 
 
 def decode_weight_bytes(weights: LlamaWeights, *, unpacked: bool = False, stream: WeightStream | None = None) -> int:

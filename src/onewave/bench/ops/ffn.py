@@ -140,7 +140,7 @@ class Arrangement:
     compact_bytes: int | None = None
 
 
-def check_card(device: torch.device) -> None:
+def check_gpu(device: torch.device) -> None:
     """Raise UnsupportedError where neither the wave nor the kernel for many rows runs."""
     if not runs_here(device):
         next = "onewave bench ops linear times a CPU's products."
@@ -163,7 +163,7 @@ def measure_ffn(
     of the wave's launch, by default one an SM. Raises UnsupportedError where the wave does not run,
     WaveStalled if a launch has stalled.
     """
-    check_card(device)
+    check_gpu(device)
     copies = max(1 if shape.is_many else 2, -(-_BYTES_IN_ROTATION // shape.weight_bytes))
     operands = random_operands(shape, device, dtype, copies=copies)
     ways = arrangements(operands, order=order, policy=policy, workers=workers)

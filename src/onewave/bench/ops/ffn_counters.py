@@ -20,7 +20,7 @@ from onewave.base.errors import UnsupportedError
 from onewave.bench.clock import recorded, summarize
 from onewave.bench.counters import Counters, collect, counted
 from onewave.bench.ledger import Measurement
-from onewave.bench.ops.ffn import FFNShape, arrangements, check_card, random_operands
+from onewave.bench.ops.ffn import FFNShape, arrangements, check_gpu, random_operands
 
 _MORE_THAN_L2 = 256 << 20
 
@@ -69,7 +69,7 @@ def count_ffn(
     shapes: Sequence[FFNShape], device: torch.device, dtype: torch.dtype, *, reps: int = 1
 ) -> list[CountedFFN]:
     """Counters of every arrangement on every shape. Raises UnsupportedError without a GPU or ncu."""
-    check_card(device)
+    check_gpu(device)
     with tempfile.TemporaryDirectory() as folder:
         names = Path(folder, "names.json")
         asked = {

@@ -6,13 +6,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.cli.bench.report import append_to_ledger, print_table, show_status
+from onewave.cli.bench.report import Results, ceiling_line, name_of, show_status
+from onewave.cli.output import show, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import torch
+    from rich.table import Table
 
     from onewave.bench.ceilings import Ceiling
     from onewave.bench.ops.attention import AttentionResult
@@ -37,8 +38,7 @@ def bench_attention(
     device: torch.device,
     dtype: torch.dtype,
     rounds: int,
-    as_json: bool,
-    ledger: Path | None,
+    out: Results,
     logits: str | None = None,
 ) -> None:
     """Measure each operator on each shape and print a table an operator, or JSON. causal: None for both.
@@ -57,34 +57,25 @@ def bench_attention(
         )
     plans = [(operator, _shapes(operator, shapes, device)) for operator in operators]
     read, matmul = read_bandwidth(device), matmul_rate(device)
-    given = str(dtype).removeprefix("torch.")
     documents: list[dict[str, Any]] = []
     citations: list[str] = []
+    parts: list[Table | str] = []
     for operator, chosen in plans:
-        kind = "float8_e4m3fn" if operator == "attention_fp8" else given
+        kind = "float8_e4m3fn" if operator == "attention_fp8" else name_of(dtype)
         results, missing = _measure(operator, chosen, causal, device, dtype, rounds, logits)
         lines = [line for r in results if (line := r.measurement(kind, matmul, read)) is not None]
-        if ledger is not None:
-            citations += append_to_ledger(ledger, lines, device)
-        if as_json:
-            documents += [result.details(kind, matmul, read) for result in results]
-            continue
-        notes = [*missing, f"matmul ceiling {matmul.value:.1f} {matmul.unit} ({matmul.method})"]
-        notes.append(f"read ceiling {read.value:.1f} {read.unit} ({read.method})")
+        # Operator by operator: what is measured stays if a later one fails.
+        citations += out.record(lines, device)
+        documents += [result.details(kind, matmul, read) for result in results]
         hard = "" if logits is None else f", logits {logits}"
-        _print(f"{operator}, {kind} on {device}{hard}, median of {rounds} rounds", results, matmul, read, notes)
-    if as_json:
-        ceilings = {"read_gb_s": read.value, "matmul_tflops": matmul.value}
-        print(json.dumps({"device": str(device), "ceilings": ceilings, "results": documents, "ledger": citations}))
-        return
-    for citation in citations:
-        print(citation)
+        title = f"{operator}, {kind} on {device}{hard}, median of {rounds} rounds"
+        parts += [*_parts(title, results, matmul, read), *missing, ceiling_line(matmul), ceiling_line(read)]
+    ceilings = {"read_gb_s": read.value, "matmul_tflops": matmul.value}
+    out.show({"device": str(device), "ceilings": ceilings, "results": documents}, citations, *parts)
 
 
 def attention_resources(shapes: Sequence[str] | None, *, as_json: bool) -> None:
     """Print what the prefill kernels take of an SM for the shapes' head_dims, compiled here for sm_90 and sm_80."""
-    from rich.table import Table
-
     from onewave.bench.ops.attention import PREFILL_SHAPES, AttentionShape
     from onewave.ops.attention.mma.plan import mma_tile
     from onewave.ops.attention.resources_impl import hopper, mma, portable
@@ -92,11 +83,9 @@ def attention_resources(shapes: Sequence[str] | None, *, as_json: bool) -> None:
     head_dims = sorted({AttentionShape.parse(text).head_dim for text in shapes or PREFILL_SHAPES})
     if head_dims[-1] > _MAX_COLUMNS:
         raise InvalidArgumentError("--shape", got=f"head_dim {head_dims[-1]}", allowed=f"at most {_MAX_COLUMNS}")
-    table = Table(title="attention: what a program takes of an SM (bf16)", title_justify="left")
-    for heading in ("head_dim", "kernel", "GPU"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("threads", "registers", "spilled", "shared", "an SM", "occupancy", "compiled"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    columns = ("threads", "registers", "spilled", "shared", "an SM", "occupancy", "compiled")
+    title = "attention: what a program takes of an SM (bf16)"
+    rows = table(title, "head_dim", "kernel", "GPU", *columns, left=3)
     documents: list[dict[str, Any]] = []
     for head_dim in head_dims:
         for causal in (False, True):
@@ -107,7 +96,7 @@ def attention_resources(shapes: Sequence[str] | None, *, as_json: bool) -> None:
                     kernels.append(mma(head_dim, gpu, narrow=True, causal=causal))
             for found in kernels:
                 show_status(f"compiled {found.kernel} kernel, head_dim {head_dim}")
-                table.add_row(
+                rows.add_row(
                     f"{head_dim}{' causal' if causal else ''}", found.kernel, f"sm_{found.capability}",
                     str(found.threads), str(found.registers), f"{found.stack} B", f"{found.shared / 1024:.0f} KiB",
                     str(found.programs_an_sm), f"{found.occupancy:.0%}", f"{found.seconds:.1f} s",
@@ -117,8 +106,8 @@ def attention_resources(shapes: Sequence[str] | None, *, as_json: bool) -> None:
     show_status("")
     if as_json:
         print(json.dumps({"resources": documents}))
-        return
-    print_table(table)
+    else:
+        show(rows)
 
 
 def _shapes(operator: str, texts: Sequence[str] | None, device: torch.device) -> list[str]:
@@ -128,13 +117,12 @@ def _shapes(operator: str, texts: Sequence[str] | None, device: torch.device) ->
 
     if texts:
         return [str(bench.AttentionShape.parse(text)) for text in texts]
-    if operator == "attention":
-        return list(bench.PREFILL_SHAPES if device.type == "cuda" else bench.SMALL_PREFILL_SHAPES)
-    if operator == "attention_varlen":
-        return list(VARLEN_SHAPES if device.type == "cuda" else SMALL_VARLEN_SHAPES)
-    if operator == "attention_fp8":
-        return list(FP8_SHAPES if device.type == "cuda" else SMALL_FP8_SHAPES)
-    return list(bench.DECODE_SHAPES if device.type == "cuda" else bench.SMALL_DECODE_SHAPES)
+    on_gpu, small = {
+        "attention": (bench.PREFILL_SHAPES, bench.SMALL_PREFILL_SHAPES),
+        "attention_varlen": (VARLEN_SHAPES, SMALL_VARLEN_SHAPES),
+        "attention_fp8": (FP8_SHAPES, SMALL_FP8_SHAPES),
+    }.get(operator, (bench.DECODE_SHAPES, bench.SMALL_DECODE_SHAPES))
+    return list(on_gpu if device.type == "cuda" else small)
 
 
 def _measure(
@@ -177,36 +165,30 @@ def _measure(
     return results, missing
 
 
-def _print(
-    title: str, results: Sequence[AttentionResult], matmul: Ceiling, read: Ceiling, notes: Sequence[str]
-) -> None:
-    from rich.table import Table
-
+def _parts(title: str, results: Sequence[AttentionResult], matmul: Ceiling, read: Ceiling) -> list[Table | str]:
+    """A table, and a line for each engine that failed."""
     from onewave.bench.ops.attention import PREFILLS
 
     prefill = bool(results) and results[0].operator in PREFILLS
-    rates = ("TFLOP/s", "of matmul") if prefill else ("TB/s", "of read")
-    table = Table(title=title, title_justify="left")
-    for heading in ("shape", "engine"):
-        table.add_column(heading, no_wrap=True)
     with_errors = any(result.operator == "attention_fp8" for result in results)
-    for heading in ("us", *rates, "onewave is", *(("rms error",) if with_errors else ())):
-        table.add_column(heading, justify="right", no_wrap=True)
-    failed: list[str] = []
+    rates = ("TFLOP/s", "of matmul") if prefill else ("TB/s", "of read")
+    columns = ("us", *rates, "onewave is", *(("rms error",) if with_errors else ()))
+    rows = table(title, "shape", "engine", *columns, left=2)
+    failed: list[Table | str] = []
     for result in results:
         shape, causal = result.operands
         label = f"{shape} causal" if prefill and causal else str(shape)
         share = result.share(matmul, read)
         if result.seconds is None or share is None:
-            table.add_row(label, result.engine, "failed")
+            rows.add_row(label, result.engine, "failed")
             failed.append(f"{label} {result.engine}: {result.failure}")
             continue
         rate = result.tflops if prefill else result.terabytes_per_second
         ratio = "" if result.ratio is None else f"{result.ratio:.2f}x"
         error = (f"{result.error:.2%}",) if with_errors and result.error is not None else ()
         took = f"{result.seconds.p50 * 1e6:.1f}"
-        table.add_row(label, result.engine, took, f"{rate:.3g}", f"{share:.1%}", ratio, *error)
-    print_table(table, *failed, *notes)
+        rows.add_row(label, result.engine, took, f"{rate:.3g}", f"{share:.1%}", ratio, *error)
+    return [rows, *failed]
 
 
 def chosen_operators(names: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -2,188 +2,140 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onewave.base.errors import CapacityError, InvalidArgumentError, OnewaveError, shown
+from onewave.base.errors import CapacityError, OnewaveError
 from onewave.base.settings import Settings
 from onewave.cli import options
-from onewave.cli.bench.report import append_to_ledger, check_count, check_ledger, print_table, show_status
-from onewave.cli.session import Opened, open_llm
-from onewave.weights.fetch.aliases import DEFAULT_ALIAS
+from onewave.cli.bench.report import Reps, Results, Warmup, ceiling_line, name_of, numbers, show_status
+from onewave.cli.session import open_llm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from onewave.bench.ceilings import Ceiling
     from onewave.bench.engine.latency import Result
-    from onewave.bench.ledger import Measurement
     from onewave.engine.llm import LLM
+
+# What takes longer on a CPU is announced.
+_LONG_S = 10.0
+_ROW = "{:<14}{:<15}{:>5}{:>20}{:>10}{:>8}{:>12}"
 
 
 def latency(
-    model: options.Model = DEFAULT_ALIAS,
+    asked: options.ModelOptions,
+    *,
     batch_size: Annotated[str, typer.Option("--batch-size", help="Sequences at once; several: 1,8.")] = "1",
     input_len: Annotated[str, typer.Option("--input-len", help="Prompt tokens of the pp tests; 0: none.")] = "512",
     output_len: Annotated[str, typer.Option("--output-len", help="Generated tokens of the tg tests; 0: none.")] = "128",
     depth: Annotated[str, typer.Option("--depth", help="Tokens in the cache before a tg test.")] = "0",
-    reps: Annotated[int, typer.Option("--reps", help="Measured repetitions of each test.")] = 5,
-    warmup: Annotated[int, typer.Option("--warmup", help="Repetitions before that.")] = 1,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    load_format: options.LoadFormat = "auto",
-    revision: options.Revision = None,
+    reps: Reps = 5,
+    warmup: Warmup = 1,
     max_model_len: options.MaxModelLen = None,
     enforce_eager: options.EnforceEager = False,
-    decode: options.Decode = "auto",
     keep_unpacked: options.KeepUnpacked = None,
-    quantization: options.Quantization = None,
-    compact: options.Compact = None,
-    as_json: options.Json = False,
-    ledger: options.Ledger = None,
+    out: Results,
 ) -> None:
     """Measure prefill (pp) and decode (tg), and the memory's read ceiling in the same run.
 
     Prompts are random token ids with a fixed seed; decoding is greedy and goes on after end-of-text tokens.
-    GB/s counts the weights and the cache that a decode step reads.
+    GB/s counts the weights and the cache that a decode step reads. Rows are printed as they are measured.
     """
-    check_count("--reps", reps)
-    check_count("--warmup", warmup, 0)
-    check_ledger(ledger)
-    given = [numbers("--batch-size", batch_size), numbers("--input-len", input_len)]
-    given += [numbers("--output-len", output_len), numbers("--depth", depth)]
-    from onewave.bench.engine.latency import cases, measure
+    batches = numbers("--batch-size", batch_size, 1)
+    lengths = (numbers("--input-len", input_len), numbers("--output-len", output_len), numbers("--depth", depth))
+    from onewave.bench.ceilings import read_bandwidth
+    from onewave.bench.engine.latency import cases, expected_seconds, measure, measurement
     from onewave.memory.shortage import is_out_of_memory
 
-    tests = cases(*given)
-    opened: Opened | None = None
+    tests = cases(batches, *lengths)
+    llm: LLM | None = None
     ceiling: Ceiling | None = None
     results: list[Result] = []
     load_seconds: dict[int, float] = {}
     failed: OnewaveError | None = None
     # An engine of its own for each batch size: it decodes with as many rows as may run at once, idle or not.
-    for size in dict.fromkeys(given[0]):
+    for size in dict.fromkeys(batches):
         try:
-            opened = open_llm(
-                model,
-                load_format=load_format,
-                revision=revision,
-                dtype=dtype,
-                device=device,
-                max_model_len=max_model_len,
-                max_num_seqs=size,
-                enforce_eager=enforce_eager,
-                decode=decode,
-                keep_unpacked=keep_unpacked,
-                quantization=quantization,
-                compact=compact,
-            )
-            load_seconds[size] = opened.load_seconds
-            if ceiling is None:
-                from onewave.bench.ceilings import read_bandwidth
-
-                show_status("measuring the read ceiling")
-                ceiling = read_bandwidth(opened.llm.device)
+            more = {"max_model_len": max_model_len, "enforce_eager": enforce_eager, "keep_unpacked": keep_unpacked}
+            opened = open_llm(**vars(asked), **more, max_num_seqs=size)
+            llm, load_seconds[size] = opened.llm, opened.load_seconds
             own = [case for case in tests if case.batch_size == size]
-            results += measure(opened.llm, own, reps=reps, warmup=warmup, ceiling=ceiling, show=show_status)
+            if ceiling is None:
+                show_status("measuring the read ceiling")
+                ceiling = read_bandwidth(llm.device)
+                if llm.device.type == "cpu":
+                    _announce(expected_seconds(llm, tests, repetitions=warmup + reps))
+            for result in measure(llm, own, reps=reps, warmup=warmup, ceiling=ceiling, show=show_status):
+                show_status("")
+                if not out.as_json:
+                    _print_row(llm, result, first=not results)
+                results.append(result)
         except (OnewaveError, RuntimeError, MemoryError) as error:
             if not isinstance(error, OnewaveError) and not is_out_of_memory(error):
                 raise
             failed = error if isinstance(error, OnewaveError) else CapacityError("bench latency", got="no memory left")
             break
-        opened.llm.close()
-    # What was measured before is shown first.
+        llm.close()
+    # What was measured before is kept.
     if failed is not None and not results:
         raise failed
-    assert opened is not None
+    assert llm is not None
     assert ceiling is not None
-    show_status("")
-    citations: list[str] = []
-    if ledger is not None:
-        lines = _measurements(results, opened.llm)
-        citations = append_to_ledger(ledger, lines, opened.llm.device)
-    if as_json:
-        print(json.dumps(_as_json(opened.llm, load_seconds, ceiling, results, citations)))
-    else:
-        _print(opened.llm, load_seconds, ceiling, results)
-        for citation in citations:
-            print(citation)
+    threads = Settings.from_env().num_threads
+    citations = out.record((measurement(result, llm, threads=threads) for result in results), llm.device)
+    loaded = ", ".join(f"{seconds:.2f} s" for seconds in load_seconds.values())
+    note = f"{ceiling_line(ceiling)}; model loaded in {loaded}"
+    out.show(_facts(llm, load_seconds, ceiling, results), citations, note)
     if failed is not None:
         raise failed
 
 
-def numbers(name: str, text: str) -> list[int]:
-    """Whole numbers separated by commas. Raises InvalidArgumentError."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise InvalidArgumentError(name, got=shown(text), allowed="whole numbers separated by commas")
-    return [int(part) for part in parts]
+def _announce(seconds: float) -> None:
+    if seconds > _LONG_S:
+        span = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+        hint = "smaller --input-len, --output-len and --reps take less"
+        print(f"up to {span} on this CPU; {hint}", file=sys.stderr, flush=True)
 
 
-def _measurements(results: list[Result], llm: LLM) -> Iterator[Measurement]:
-    from onewave.bench.engine.latency import measurements
-
-    threads = Settings.from_env().num_threads
-    for result in results:
-        yield from measurements(result, llm, threads=threads)
-
-
-def _print(llm: LLM, load_seconds: dict[int, float], ceiling: Ceiling, results: list[Result]) -> None:
-    from rich.table import Table
-
-    dtype = str(llm.dtype).removeprefix("torch.")
-    weights = "" if llm.quantization is None else f", {llm.quantization} weights"
-    table = Table(title=f"{llm.name}, {dtype}{weights} on {llm.device}", title_justify="left")
-    table.add_column("test", no_wrap=True)
-    table.add_column("decoding", no_wrap=True)
-    for heading in ("batch", "t/s", "ms/token", "GB/s", "of ceiling"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for result in results:
-        rate, share, step = result.gigabytes_per_second, result.ceiling_share, result.step_ms
-        tokens = result.case.prompt if result.case.is_prefill else 1
-        table.add_row(
-            result.case.name,
-            "-" if result.case.is_prefill else result.decode_path + (", compact" if result.compact else ""),
-            str(result.case.batch_size),
-            f"{result.tokens_per_second.mean:.2f} ± {result.tokens_per_second.sd:.2f}",
-            f"{step.p50 / tokens / (result.case.batch_size if result.case.is_prefill else 1):.3f}",
-            "-" if rate is None else f"{rate:.1f}",
-            "-" if share is None else f"{share:.1%}",
-        )
-    bound = f"read ceiling {ceiling.value:.1f} {ceiling.unit} ({ceiling.method})"
-    loaded = ", ".join(f"{seconds:.2f} s" for seconds in load_seconds.values())
-    print_table(table, f"{bound}; model loaded in {loaded}")
+def _print_row(llm: LLM, result: Result, *, first: bool) -> None:
+    case, rate, share = result.case, result.gigabytes_per_second, result.ceiling_share
+    if first:
+        weights = "" if llm.quantization is None else f", {llm.quantization} weights"
+        print(f"{llm.name}, {name_of(llm.dtype)}{weights} on {llm.device}")
+        print(_ROW.format("test", "decoding", "batch", "t/s", "ms/token", "GB/s", "of ceiling"))
+    tokens = case.prompt * case.batch_size if case.is_prefill else 1
+    cells = (
+        case.name,
+        "-" if case.is_prefill else result.decode_path + (", compact" if result.compact else ""),
+        case.batch_size,
+        f"{result.tokens_per_second.mean:.2f} ± {result.tokens_per_second.sd:.2f}",
+        f"{result.step_ms.p50 / tokens:.3f}",
+        "-" if rate is None else f"{rate:.1f}",
+        "-" if share is None else f"{share:.1%}",
+    )
+    print(_ROW.format(*cells), flush=True)
 
 
-def _as_json(
-    llm: LLM, load_seconds: dict[int, float], ceiling: Ceiling, results: list[Result], citations: list[str]
-) -> dict[str, Any]:
+def _facts(llm: LLM, load_seconds: dict[int, float], ceiling: Ceiling, results: list[Result]) -> dict[str, Any]:
     """load_s: of the engine of each batch size."""
-    return {
-        "model": llm.name,
-        "dtype": str(llm.dtype).removeprefix("torch."),
-        "quantization": llm.quantization,
-        "device": str(llm.device),
-        "load_s": load_seconds,
-        "ceiling": asdict(ceiling),
-        "results": [
-            {
-                "test": result.case.name,
-                "batch_size": result.case.batch_size,
-                "prompt_tokens": result.case.prompt,
-                "generated_tokens": result.case.generate,
-                "decode_path": result.decode_path,
-                "compact": result.compact,
-                "tokens_per_second": asdict(result.tokens_per_second),
-                ("prefill_ms" if result.case.is_prefill else "step_ms"): asdict(result.step_ms),
-                "bytes_per_step": result.step_bytes,
-                "gigabytes_per_second": result.gigabytes_per_second,
-                "ceiling_share": result.ceiling_share,
-            }
-            for result in results
-        ],
-        "ledger": citations,
-    }
+    rows = [
+        {
+            "test": result.case.name,
+            "batch_size": result.case.batch_size,
+            "prompt_tokens": result.case.prompt,
+            "generated_tokens": result.case.generate,
+            "decode_path": result.decode_path,
+            "compact": result.compact,
+            "tokens_per_second": asdict(result.tokens_per_second),
+            ("prefill_ms" if result.case.is_prefill else "step_ms"): asdict(result.step_ms),
+            "bytes_per_step": result.step_bytes,
+            "gigabytes_per_second": result.gigabytes_per_second,
+            "ceiling_share": result.ceiling_share,
+        }
+        for result in results
+    ]
+    facts = {"model": llm.name, "dtype": name_of(llm.dtype), "quantization": llm.quantization}
+    facts |= {"device": str(llm.device), "load_s": load_seconds, "ceiling": asdict(ceiling), "results": rows}
+    return facts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +11,8 @@ from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench.attention import ATTENTION_OPERATORS, attention_resources, bench_attention, chosen_operators
 from onewave.cli.bench.ffn import bench_ffn, count_ffn
-from onewave.cli.bench.report import append_to_ledger, check_count, check_ledger, make_current, print_table, show_status
+from onewave.cli.bench.report import Reps, Results, ceiling_line, make_current, name_of, show_status
+from onewave.cli.output import table
 from onewave.engine.arguments import check_device, check_dtype
 from onewave.weights.fetch import sources
 from onewave.weights.fetch.aliases import DEFAULT_ALIAS
@@ -20,12 +20,12 @@ from onewave.weights.fetch.aliases import DEFAULT_ALIAS
 if TYPE_CHECKING:
     import torch
 
-    from onewave.bench.ceilings import Ceiling
     from onewave.bench.ops.operators import OperatorResult
 
 
 def ops(
     call: typer.Context,
+    *,
     names: Annotated[
         list[str] | None,
         typer.Argument(
@@ -36,12 +36,12 @@ def ops(
     model: Annotated[
         str, typer.Option("--model", "-m", help="Whose shapes: anything `generate` takes, or a built-in configuration.")
     ] = DEFAULT_ALIAS,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences of the decode step.")] = 1,
-    context: Annotated[int, typer.Option("--context", help="Keys a sequence attends to.")] = 512,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Sequences of the decode step.")] = 1,
+    context: Annotated[int, typer.Option("--context", min=1, help="Keys a sequence attends to.")] = 512,
     weight_format: Annotated[str, typer.Option("--weight-format", help="How a CPU keeps its matrices.")] = "Q4_1",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    reps: Annotated[int, typer.Option("--reps", help="Measured repetitions of each trial.")] = 20,
+    reps: Reps = 20,
     shape: Annotated[
         list[str] | None,
         typer.Option(
@@ -64,13 +64,9 @@ def ops(
         bool,
         typer.Option("--counters", help="Of ffn: bytes of device memory and L2 hit rate, by Nsight Compute (ncu)."),
     ] = False,
-    as_json: options.Json = False,
-    ledger: options.Ledger = None,
+    out: Results,
 ) -> None:
     """Time each operator of a decode step on random operands that no cache holds, and the read ceiling beside them."""
-    for name, value in (("--batch-size", batch_size), ("--context", context), ("--reps", reps)):
-        check_count(name, value)
-    check_ledger(ledger)
     check_dtype(dtype)
     check_device(device)
     if names == ["ffn"]:
@@ -79,7 +75,7 @@ def ops(
             raise InvalidArgumentError("--resources, --causal, --logits", got="ffn", allowed="with attention")
         kind, where = _attention_dtype(dtype, device)
         report = count_ffn if counters else bench_ffn
-        report(shape, device=where, dtype=kind, reps=reps, as_json=as_json, ledger=ledger)
+        report(shape, device=where, dtype=kind, reps=reps, out=out)
         return
     if counters:
         raise InvalidArgumentError("--counters", got=", ".join(names or ["no operator"]), allowed="ffn alone")
@@ -91,9 +87,9 @@ def ops(
             raise InvalidArgumentError(
                 "--resources", got=", ".join(names or ["no operator"]), allowed="attention alone"
             )
-        if ledger is not None:
+        if out.ledger is not None:
             raise InvalidArgumentError("--ledger", got="--resources, which measures no time", allowed="one of the two")
-        attention_resources(shape, as_json=as_json)
+        attention_resources(shape, as_json=out.as_json)
         return
     if attentions:
         kind, where = _attention_dtype(dtype, device)
@@ -104,8 +100,7 @@ def ops(
             device=where,
             dtype=kind,
             rounds=reps,
-            as_json=as_json,
-            ledger=ledger,
+            out=out,
             logits=logits,
         )
         return
@@ -141,30 +136,25 @@ def ops(
         if trial.operator in chosen:
             show_status(f"{trial.operator} {trial.shape}: {trial.implementation}")
             results.append(measure(trial, where, reps=reps))
-    show_status("")
-    dtype_name = str(kind).removeprefix("torch.")
-    records = [result.measurement(location.name, dtype_name, ceiling) for result in results]
-    citations = [] if ledger is None else append_to_ledger(ledger, records, where)
-    if as_json:
-        rows = [
-            {"operator": r.metric, "us": r.summary.p50, "gigabytes_per_second": x.gigabytes_per_second, **r.extra}
-            for r, x in zip(records, results, strict=True)
-        ]
-        document = {"model": location.name, "device": str(where), "ceiling_gb_s": ceiling.value, "trials": rows}
-        print(json.dumps(document | {"ledger": citations}))
-        return
-    _print(f"{location.name}, {dtype_name} on {where}, batch {batch_size}", ceiling, results)
-    for citation in citations:
-        print(citation)
+    records = [result.measurement(location.name, name_of(kind), ceiling) for result in results]
+    title = f"{location.name}, {name_of(kind)} on {where}, batch {batch_size}"
+    rows = table(title, "operator", "shape", "implementation", "us", "GB/s", "of ceiling", left=3)
+    found: list[dict[str, object]] = []
+    for result, record in zip(results, records, strict=True):
+        trial, rate = result.trial, result.gigabytes_per_second
+        cells = (f"{result.seconds.p50 * 1e6:.1f}", f"{rate:.1f}", f"{rate / ceiling.value:.1%}")
+        rows.add_row(trial.operator, trial.shape, trial.implementation, *cells)
+        measured = {"operator": record.metric, "us": record.summary.p50, "gigabytes_per_second": rate}
+        found.append(measured | {**record.extra})
+    facts = {"model": location.name, "device": str(where), "ceiling_gb_s": ceiling.value, "trials": found}
+    out.show(facts, out.record(records, where), rows, ceiling_line(ceiling))
 
 
 def _refuse_step_options(call: typer.Context, operator: str) -> None:
     """Refuse what says a decode step's shapes where an operator has shapes of its own."""
-    sources_of = {name: call.get_parameter_source(name) for name in ("model", "batch_size", "context", "weight_format")}
-    given = [name for name, source in sources_of.items() if source is not None and source.name != "DEFAULT"]
+    given = options.chosen(call, ("model", "batch_size", "context", "weight_format"))
     if given:
-        options_given = ", ".join("--" + name.replace("_", "-") for name in given)
-        raise InvalidArgumentError(options_given, got=operator, allowed="--shape, for shapes of its own")
+        raise InvalidArgumentError(", ".join(given), got=operator, allowed="--shape, for shapes of its own")
 
 
 def _attention_dtype(dtype: str, device: str) -> tuple[torch.dtype, torch.device]:
@@ -174,18 +164,3 @@ def _attention_dtype(dtype: str, device: str) -> tuple[torch.dtype, torch.device
     where = choose_device(device)
     make_current(where)
     return choose_operand_dtype(dtype, where), where
-
-
-def _print(title: str, ceiling: Ceiling, results: list[OperatorResult]) -> None:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for heading in ("operator", "shape", "implementation"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("us", "GB/s", "of ceiling"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for result in results:
-        rate = result.gigabytes_per_second
-        cells = (f"{result.seconds.p50 * 1e6:.1f}", f"{rate:.1f}", f"{rate / ceiling.value:.1%}")
-        table.add_row(result.trial.operator, result.trial.shape, result.trial.implementation, *cells)
-    print_table(table, f"read ceiling {ceiling.value:.1f} {ceiling.unit} ({ceiling.method})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -12,12 +11,15 @@ import typer
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.settings import MAX_THREADS, Settings
 from onewave.cli import options
-from onewave.cli.bench.report import append_to_ledger, check_count, check_ledger, print_table, show_status
+from onewave.cli.bench.report import Results, show_status
+from onewave.cli.output import table
 from onewave.engine.arguments import check_device, check_dtype
 from onewave.weights.fetch.aliases import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from rich.table import Table
 
     from onewave.bench.engine.peers import Job, PeerResult
     from onewave.bench.ledger import Measurement
@@ -25,12 +27,16 @@ if TYPE_CHECKING:
 
 
 def peers(
+    *,
     model: options.Model = DEFAULT_ALIAS,
-    input_len: Annotated[int, typer.Option("--input-len", help="Prompt tokens.")] = 64,
-    output_len: Annotated[int, typer.Option("--output-len", help="Generated tokens.")] = 64,
-    reps: Annotated[int, typer.Option("--reps", help="Measured rounds; one more warms up.")] = 3,
+    input_len: Annotated[int, typer.Option("--input-len", min=1, help="Prompt tokens.")] = 64,
+    output_len: Annotated[int, typer.Option("--output-len", min=2, help="Generated tokens.")] = 64,
+    reps: Annotated[int, typer.Option("--reps", min=1, help="Measured rounds; one more warms up.")] = 3,
     threads: Annotated[
-        int | None, typer.Option("--threads", help="CPU threads of every engine. Default: the cores there are.")
+        int | None,
+        typer.Option(
+            "--threads", min=1, max=MAX_THREADS, help="CPU threads of every engine. Default: the cores there are."
+        ),
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="auto: float32 on a CPU, bfloat16 on a GPU.")] = "auto",
     device: options.Device = "auto",
@@ -39,43 +45,39 @@ def peers(
         str | None,
         typer.Option("--llama-cpp-interpreter", help="A Python that has llama-cpp-python, where this one doesn't."),
     ] = None,
-    as_json: options.Json = False,
-    ledger: options.Ledger = None,
+    out: Results,
 ) -> None:
     """Measure load time, prefill and decode beside transformers and, on a GGUF file, llama-cpp-python.
 
     All read the same file, in processes of their own, with the same threads, in turns. Prompts are English text, a
     different piece each round; decoding is greedy, one sequence. An engine that isn't there is named as such.
     """
-    for name, value, least in (("--input-len", input_len, 1), ("--output-len", output_len, 2), ("--reps", reps, 1)):
-        check_count(name, value, least)
-    if threads is not None and not 1 <= threads <= MAX_THREADS:
-        raise InvalidArgumentError("--threads", got=str(threads), allowed=f"whole numbers from 1 to {MAX_THREADS}")
-    check_ledger(ledger)
     check_dtype(dtype)
-    where = _device(device, dtype)
-    location = _find(model, revision, input_len + output_len)
-    job = _job(location, dtype, where, threads, input_len, output_len)
+    check_device(device)
     from onewave.bench.engine.peer_worker import PEERS
-    from onewave.bench.engine.peers import compare, text_prompts
+    from onewave.bench.engine.peers import Job, compare, text_prompts
+    from onewave.engine.options import check_dtype_on, choose_device
     from onewave.engine.text.tokenizer import load_tokenizer
 
+    where = choose_device(device)
+    check_dtype_on(dtype, where)
+    location = _find(model, revision, input_len + output_len)
+    job = Job(
+        path=str(location.path),
+        kind=location.kind,
+        dtype=("float32" if where.type == "cpu" else "bfloat16") if dtype == "auto" else dtype,
+        device=str(where),
+        threads=threads or Settings.from_env().num_threads,
+        prompt_tokens=input_len,
+        output_tokens=output_len,
+    )
     prompts = text_prompts(load_tokenizer(location), tokens=input_len, count=1 + reps)
-
     pythons = {} if llama_cpp_python is None else {"llama-cpp-python": llama_cpp_python}
     results = compare(job, list(PEERS), prompts, pythons=pythons, show=show_status)
-    show_status("")
-    citations: list[str] = []
-    if ledger is not None:
-        import torch
-
-        citations = append_to_ledger(ledger, _measurements(model, job, results), torch.device(job.device))
-    if as_json:
-        print(json.dumps({"job": asdict(job), "peers": [asdict(result) for result in results], "ledger": citations}))
-    else:
-        _print(model, job, results)
-        for citation in citations:
-            print(citation)
+    citations = out.record(_measurements(model, job, results), where)
+    absent = [f"{result.name}: {result.absent}" for result in results if result.absent is not None]
+    facts = {"job": asdict(job), "peers": [asdict(result) for result in results]}
+    out.show(facts, citations, _table(model, job, results), *absent)
     if all(result.decode is None for result in results):
         raise typer.Exit(1)
 
@@ -90,31 +92,6 @@ def _find(model: str, revision: str | None, context: int) -> ModelLocation:
     if context > longest:
         raise InvalidArgumentError("--input-len and --output-len", got=f"{context} tokens", allowed=f"up to {longest}")
     return location
-
-
-def _device(name: str, dtype: str) -> str:
-    """cpu or cuda:N. Raises UnsupportedError for anything else, a GPU that is not there, and a dtype not for it."""
-    check_device(name)
-    from onewave.engine.options import check_dtype_on, choose_device
-
-    found = choose_device(name)
-    check_dtype_on(dtype, found)
-    return str(found)
-
-
-def _job(location: ModelLocation, dtype: str, device: str, threads: int | None, input_len: int, output_len: int) -> Job:
-    """Put together what was checked."""
-    from onewave.bench.engine.peers import Job
-
-    return Job(
-        path=str(location.path),
-        kind=location.kind,
-        dtype=("float32" if device == "cpu" else "bfloat16") if dtype == "auto" else dtype,
-        device=device,
-        threads=threads or Settings.from_env().num_threads,
-        prompt_tokens=input_len,
-        output_tokens=output_len,
-    )
 
 
 def _measurements(model: str, job: Job, results: list[PeerResult]) -> Iterator[Measurement]:
@@ -140,19 +117,14 @@ def _measurements(model: str, job: Job, results: list[PeerResult]) -> Iterator[M
         yield Measurement(model, "peer_decode", "tok/s", result.decode, None, extra)
 
 
-def _print(model: str, job: Job, results: list[PeerResult]) -> None:
-    from rich.table import Table
-
+def _table(model: str, job: Job, results: list[PeerResult]) -> Table:
     title = f"{model} on {job.device}, {job.threads} threads, {job.prompt_tokens}+{job.output_tokens} tokens"
-    table = Table(title=title, title_justify="left")
-    table.add_column("engine", no_wrap=True)
-    for heading in ("load s", "prefill t/s", "decode t/s", "ours / it", "same tokens"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows = table(title, "engine", "load s", "prefill t/s", "decode t/s", "ours / it", "same tokens")
     for result in results:
         if result.prefill is None or result.decode is None:
-            table.add_row(result.name, "-", "-", "-", "-", "-")
+            rows.add_row(result.name, "-", "-", "-", "-", "-")
             continue
-        table.add_row(
+        rows.add_row(
             f"{result.name} {result.version}",
             f"{result.load_s:.2f}",
             f"{result.prefill.p50:.1f}",
@@ -160,4 +132,4 @@ def _print(model: str, job: Job, results: list[PeerResult]) -> None:
             "-" if result.ratio is None else f"{result.ratio:.2f}x",
             "-" if result.same_tokens is None else f"{result.same_tokens} of {result.num_tokens}",
         )
-    print_table(table, *(f"{result.name}: {result.absent}" for result in results if result.absent is not None))
+    return rows

@@ -12,9 +12,9 @@ import typer
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.settings import Settings
 from onewave.cli import options
-from onewave.cli.bench.report import check_count
+from onewave.cli.output import show, write_file
 from onewave.cli.tiles.options import WeightFormat, weight_bytes_of
-from onewave.cli.tiles.tables import read_trace, show_timeline, write_text
+from onewave.cli.tiles.tables import read_trace, timeline_table
 from onewave.weights.fetch import sources
 
 # More SMs than any GPU has; the simulation takes longer with each.
@@ -22,11 +22,17 @@ _MAX_WORKERS = 1024
 
 
 def predict(
+    call: typer.Context,
     model: options.Model = "llama-3.2-1b",
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences at once.")] = 1,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Sequences at once.")] = 1,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", help="SMs, sharing the same bandwidth. Default: 132, or as the fitted trace's."),
+        typer.Option(
+            "--workers",
+            min=1,
+            max=_MAX_WORKERS,
+            help="SMs, sharing the same bandwidth. Default: 132, or as the fitted trace's.",
+        ),
     ] = None,
     context: Annotated[
         int, typer.Option("--context", help="Tokens in each cache, beyond those of the fitted step.")
@@ -59,13 +65,7 @@ def predict(
 
     `onewave tiles compare` sets the trace beside a measured one, phase by phase.
     """
-    check_count("--batch-size", batch_size)
-    if workers is not None:
-        check_count("--workers", workers, most=_MAX_WORKERS)
-    _check_fit(fit, bandwidth=bandwidth, source=source, save=save, costs=costs, workers=workers)
-    if fit is not None and (context, weight_format) != (0, "16-bit"):
-        got = "--context or --weight-format"
-        raise InvalidArgumentError("--fit", got=got, allowed="a step of 16-bit weights and empty caches")
+    _check_fit(call, fitted=fit is not None, bandwidth=bandwidth)
     width = weight_bytes_of(weight_format)
     from onewave.models.config.read import load_config
     from onewave.models.wave_prediction import fit_costs, kept_costs, predict_step
@@ -81,11 +81,11 @@ def predict(
         workers = measured.workers
         known = fit_costs(config, measured, batch=batch_size, memory_bandwidth=bandwidth, source=source or str(fit))
         if save is not None:
-            write_text(save, known.to_json())
+            write_file("--save", save, known.to_json())
     sms = 132 if workers is None else workers
     made = predict_step(config, known, batch=batch_size, workers=sms, weight_bytes=width, context=context)
     if trace is not None:
-        write_text(trace, made.to_json())
+        write_file("--trace", trace, made.to_json())
     if as_json:
         facts = {"model": location.name, "batch_size": batch_size, "predicted_ms": made.makespan * 1e-6}
         print(json.dumps(facts | {"costs": json.loads(known.to_json())}))
@@ -93,28 +93,18 @@ def predict(
     from onewave.tiles.sim.timeline import timeline
 
     print(f"{location.name}, {batch_size} at once: {made.makespan * 1e-6:.3f} ms predicted")
-    show_timeline(timeline(made))
+    show(timeline_table(timeline(made)))
     print(f"costs: {known.source or 'fitted'}; {known.memory_bandwidth:,.0f} GB/s")
 
 
-def _check_fit(
-    fit: Path | None,
-    *,
-    bandwidth: float | None,
-    source: str,
-    save: Path | None,
-    costs: Path | None,
-    workers: int | None,
-) -> None:
+def _check_fit(call: typer.Context, *, fitted: bool, bandwidth: float | None) -> None:
     """Refuse options that --fit does not go with, or that mean nothing without it. Raises InvalidArgumentError."""
-    if fit is None:
-        for name, value in (("--bandwidth", bandwidth), ("--source", source or None), ("--save", save)):
-            if value is not None:
-                raise InvalidArgumentError(name, got="no --fit", allowed="with --fit TRACE")
-        return
-    for name, value in (("--costs", costs), ("--workers", workers)):
-        if value is not None:
-            raise InvalidArgumentError(name, got="with --fit", allowed="one of the two")
-    if bandwidth is None or not 0 < bandwidth < math.inf:
+    needs_fit, without_fit = ("bandwidth", "source", "save"), ("costs", "workers", "context", "weight_format")
+    for name in options.chosen(call, without_fit if fitted else needs_fit):
+        got, allowed = ("with --fit", "a step of 16-bit weights and empty caches, on the trace's SMs, by its own costs")
+        if not fitted:
+            got, allowed = "no --fit", "with --fit TRACE"
+        raise InvalidArgumentError(name, got=got, allowed=allowed)
+    if fitted and (bandwidth is None or not 0 < bandwidth < math.inf):
         got = "nothing" if bandwidth is None else str(bandwidth)
         raise InvalidArgumentError("--bandwidth", got=got, allowed="the read ceiling of the trace's run, above 0")

@@ -1,4 +1,4 @@
-"""What the bench commands share: saying what runs, checking counts, writing the ledger, printing a table."""
+"""What the bench commands share: their options, saying what runs, the ledger, and how results are shown."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import json
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-from onewave.base.errors import InvalidArgumentError, OnewaveError
+import typer
+
+from onewave.base.errors import InvalidArgumentError, OnewaveError, UnsupportedError, shown
 from onewave.base.settings import Settings
+from onewave.cli import options
+from onewave.cli.output import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,10 +23,42 @@ if TYPE_CHECKING:
     import torch
     from rich.table import Table
 
+    from onewave.bench.ceilings import Ceiling
     from onewave.bench.ledger import Measurement
 
-# Wide enough for every table when the output is not a terminal.
-_COLUMNS = 110
+Reps = Annotated[int, typer.Option("--reps", min=1, help="Measured repetitions.")]
+Warmup = Annotated[int, typer.Option("--warmup", min=0, help="Repetitions before that.")]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Where results go: to people or programs, and to the ledger.
+
+    Raises InvalidArgumentError for a ledger that no line could be written to, before anything is measured.
+    """
+
+    as_json: options.Json = False
+    ledger: options.Ledger = None
+
+    def __post_init__(self) -> None:
+        if self.ledger is None:
+            return
+        nearest = next(place for place in (self.ledger, *self.ledger.absolute().parents) if os.path.exists(place))
+        if not (os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)):
+            got = f"{self.ledger} ({nearest} is no directory that can be written)"
+            raise InvalidArgumentError("--ledger", got=got, allowed="a directory, there or to be made")
+
+    def record(self, measurements: Iterable[Measurement], device: torch.device) -> list[str]:
+        """Append each measurement, made on `device` by this command, to the ledger if asked for; return citations."""
+        return [] if self.ledger is None else _append(self.ledger, measurements, device)
+
+    def show(self, facts: dict[str, Any], citations: list[str], *parts: Table | str) -> None:
+        """Print JSON with the citations, or tables and lines, the citations last."""
+        show_status("")
+        if self.as_json:
+            print(json.dumps(facts | {"ledger": citations}))
+        else:
+            show(*parts, *citations)
 
 
 def show_status(text: str) -> None:
@@ -31,21 +68,25 @@ def show_status(text: str) -> None:
         sys.stderr.flush()
 
 
-def check_count(name: str, value: int, least: int = 1, most: int | None = None) -> None:
-    """Raise InvalidArgumentError for an option outside what makes sense."""
-    if value < least or (most is not None and value > most):
-        span = f"from {least}" if most is None else f"from {least} to {most}"
-        raise InvalidArgumentError(name, got=str(value), allowed=f"whole numbers {span}")
+def numbers(name: str, text: str, least: int = 0) -> list[int]:
+    """Whole numbers separated by commas, none below `least`. Raises InvalidArgumentError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise InvalidArgumentError(name, got=shown(text), allowed="whole numbers separated by commas")
+    if min(map(int, parts)) < least:
+        raise InvalidArgumentError(name, got=text, allowed=f"whole numbers from {least}")
+    return [int(part) for part in parts]
 
 
-def check_ledger(directory: Path | None) -> None:
-    """Refuse a directory that no line could be written to, before anything is measured. Raises InvalidArgumentError."""
-    if directory is None:
-        return
-    nearest = next(place for place in (directory, *directory.absolute().parents) if os.path.exists(place))
-    if not (os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)):
-        got = f"{directory} ({nearest} is no directory that can be written)"
-        raise InvalidArgumentError("--ledger", got=got, allowed="a directory, there or to be made")
+def gpu_for(command: str, device: str, next: str) -> torch.device:
+    """The GPU that an option names, made current. Raises UnsupportedError for a CPU."""
+    from onewave.engine.options import choose_device
+
+    where = choose_device(device)
+    if where.type != "cuda":
+        raise UnsupportedError(command, got=str(where), allowed="a CUDA GPU", next=next)
+    make_current(where)
+    return where
 
 
 def make_current(device: torch.device) -> None:
@@ -56,11 +97,19 @@ def make_current(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def append_to_ledger(directory: Path, measurements: Iterable[Measurement], device: torch.device) -> list[str]:
-    """Write a line for each measurement, made on `device` by this command; return their citations.
+def name_of(dtype: torch.dtype) -> str:
+    """bfloat16 for torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")
 
-    Where that fails, the lines not written go to stderr before the error is raised.
-    """
+
+def ceiling_line(ceiling: Ceiling, digits: int = 1) -> str:
+    """A ceiling as a line below a table."""
+    name = ceiling.name.removesuffix(" bandwidth")
+    return f"{name} ceiling {ceiling.value:.{digits}f} {ceiling.unit} ({ceiling.method})"
+
+
+def _append(directory: Path, measurements: Iterable[Measurement], device: torch.device) -> list[str]:
+    """Write a line a measurement. Where that fails, those not written go to stderr before the error is raised."""
     import torch
 
     from onewave.bench import ledger
@@ -82,14 +131,3 @@ def append_to_ledger(directory: Path, measurements: Iterable[Measurement], devic
     if failed is not None:
         raise failed
     return citations
-
-
-def print_table(table: Table, *notes: str) -> None:
-    """Print a table, then a line for each note."""
-    from rich.console import Console
-
-    # Names of models are shown as they are: "[/y]" and ":x:" in them are neither markup nor emoji.
-    console = Console(width=None if sys.stdout.isatty() else _COLUMNS, markup=False, emoji=False)
-    console.print(table)
-    for note in notes:
-        console.print(note, highlight=False)

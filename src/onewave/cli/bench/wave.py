@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,25 +12,27 @@ from onewave.base.errors import CapacityError, InvalidArgumentError, OnewaveErro
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import find_rounding
 from onewave.cli import options
-from onewave.cli.bench.latency import numbers
-from onewave.cli.bench.report import append_to_ledger, check_count, check_ledger, make_current, print_table, show_status
-from onewave.cli.tiles.tables import write_text
+from onewave.cli.bench.report import Reps, Results, ceiling_line, make_current, name_of, numbers, show_status
+from onewave.cli.output import table, write_file
+from onewave.cli.tiles.tables import timeline_table
 from onewave.engine.arguments import check_device, check_dtype
 from onewave.wave.plan.layout import PAGES
 from onewave.weights.fetch import sources
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from onewave.bench.ceilings import Ceiling
     from onewave.bench.engine.wave import WaveResult
     from onewave.models.llama import Llama
-    from onewave.tiles.sim.trace import Trace
 
 
 def wave(
+    *,
     model: options.Model = "llama-3.2-1b",
     batch_size: Annotated[str, typer.Option("--batch-size", help="Sequences at once; several: 1,8.")] = "1",
     context: Annotated[str, typer.Option("--context", help="Tokens in each cache; several: 512,4096.")] = "512",
-    reps: Annotated[int, typer.Option("--reps", help="Measured repetitions of each step.")] = 30,
+    reps: Reps = 30,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     load_format: options.LoadFormat = "auto",
@@ -47,23 +48,18 @@ def wave(
     torch_compile: Annotated[
         bool, typer.Option("--torch-compile", help="Also time what torch.compile makes of PyTorch's operators.")
     ] = False,
-    as_json: options.Json = False,
-    ledger: options.Ledger = None,
+    out: Results,
 ) -> None:
     """Time a whole decode step as one launch and as a CUDA graph of plain operators, in one process."""
-    check_count("--reps", reps)
     if torch_compile and quantization is not None:
         allowed = "16-bit weights"
         raise InvalidArgumentError("--torch-compile", got=f"--quantization {quantization}", allowed=allowed)
     if page_size is not None and page_size not in PAGES:
         raise InvalidArgumentError("--page-size", got=str(page_size), allowed=", ".join(map(str, PAGES)))
     find_rounding(quantization)
-    check_ledger(ledger)
     check_dtype(dtype)
     check_device(device)
-    batches, contexts = numbers("--batch-size", batch_size), numbers("--context", context)
-    for batch in batches:
-        check_count("--batch-size", batch)
+    batches, contexts = numbers("--batch-size", batch_size, 1), numbers("--context", context)
     chosen = "dummy" if model in sources.builtin_names() else load_format
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.engine.wave import WaveCase, measure_wave
@@ -133,41 +129,35 @@ def wave(
     # What was measured before is shown first.
     if failed is not None and not results:
         raise failed
-    show_status("")
-    if trace is not None and traced is not None:
-        write_text(trace, traced.to_json())
-    name = str(kind).removeprefix("torch.")
-    records = [result.measurement(location.name, name, ceiling) for result in results]
-    citations = [] if ledger is None else append_to_ledger(ledger, records, where)
-    if as_json:
-        rows = [{"ms": r.summary.p50, **r.extra} for r in records]
-        found = {"model": location.name, "ceiling_gb_s": ceiling.value, "steps": rows, "notes": notes}
-        print(json.dumps(found | {"ledger": citations}))
-    else:
-        _print(f"{location.name}, {name} on {where}", results, ceiling, [*notes, *citations], traced)
+    parts = [_table(f"{location.name}, {name_of(kind)} on {where}", results, ceiling), ceiling_line(ceiling, 0), *notes]
+    if traced is not None and trace is not None:
+        from onewave.tiles.sim.timeline import timeline
+
+        write_file("--trace", trace, traced.to_json())
+        parts.append(timeline_table(timeline(traced)))
+    records = [result.measurement(location.name, name_of(kind), ceiling) for result in results]
+    steps = [{"ms": record.summary.p50, **record.extra} for record in records]
+    facts = {"model": location.name, "ceiling_gb_s": ceiling.value, "steps": steps, "notes": notes}
+    out.show(facts, out.record(records, where), *parts)
     if failed is not None:
         raise failed
 
 
-def _print(title: str, results: list[WaveResult], ceiling: Ceiling, notes: list[str], traced: Trace | None) -> None:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for heading in ("path", "batch", "context", "ms/token", "GB/s", "of ceiling", "us/hop", "self-check"):
-        table.add_column(heading, justify="left" if heading == "path" else "right", no_wrap=True)
+def _table(title: str, results: list[WaveResult], ceiling: Ceiling) -> Table:
+    rows = table(title, "path", "batch", "context", "ms/token", "GB/s", "of ceiling", "us/hop", "self-check")
     for result in results:
-        rate = result.gigabytes_per_second
-        check = "" if result.difference is None else f"{result.difference:.2%}"
-        hop = result.microseconds_per_hop(ceiling)
-        of_hop = "" if hop is None else f"{hop:.2f}"
-        cells = (f"{result.seconds.p50 * 1e3:.3f}", f"{rate:.0f}", f"{rate / ceiling.value:.1%}", of_hop, check)
+        rate, hop = result.gigabytes_per_second, result.microseconds_per_hop(ceiling)
         path = result.path if result.page is None else f"{result.path} of {result.page}"
         if result.weights is not None and path.startswith("wave"):
             path += f", {result.weights} weights"
-        table.add_row(path, str(result.batch), str(result.context), *cells)
-    print_table(table, f"read ceiling {ceiling.value:.0f} {ceiling.unit} ({ceiling.method})", *notes)
-    if traced is not None:
-        from onewave.cli.tiles.tables import show_timeline
-        from onewave.tiles.sim.timeline import timeline
-
-        show_timeline(timeline(traced))
+        rows.add_row(
+            path,
+            str(result.batch),
+            str(result.context),
+            f"{result.seconds.p50 * 1e3:.3f}",
+            f"{rate:.0f}",
+            f"{rate / ceiling.value:.1%}",
+            "" if hop is None else f"{hop:.2f}",
+            "" if result.difference is None else f"{result.difference:.2%}",
+        )
+    return rows
