@@ -8,7 +8,7 @@ VENV := .venv
 CONSTRAINTS := constraints/cpu.txt constraints/cuda.txt
 CHOSEN := $(VENV)/constraints.txt
 RUN := $(VENV)/bin/python
-# PIP_USER, if somebody has set it, would install beside the environment.
+# PIP_USER, if set, would install beside the environment.
 PIP := PIP_USER=0 $(RUN) -m pip install -qq --disable-pip-version-check --constraint $(CHOSEN) $(PIP_ARGS)
 
 WORKERS := --numprocesses auto --maxprocesses 4 --dist worksteal --durations 20
@@ -22,7 +22,7 @@ help:
 	@echo "make test      run the tests on the CPU"
 	@echo "make test-all  run those that make test leaves out too, and compile every kernel anew"
 	@echo "make lint      ruff and pyright"
-	@echo "make gpu-test  run the tests that need a CUDA card"
+	@echo "make gpu-test  run the tests that need a CUDA GPU"
 	@echo "make compiled  compile what changed of the kernels that tests hold reports of"
 	@echo "make kernels   compile the attention kernels that come compiled, after a change of theirs"
 
@@ -42,7 +42,7 @@ lint: $(VENV)/.ready-dev
 	@$(VENV)/bin/ruff format --check src tests tools
 	@$(VENV)/bin/pyright
 
-# A machine with a card usually has a Python whose torch knows it; that one is used as it is.
+# A machine with a GPU usually has a Python whose torch knows it; that one is used as it is.
 gpu-test:
 	@if $(PYTHON) -c 'import pytest, torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null; then \
 		PYTHONPATH=src $(PYTHON) -m pytest tests -m gpu $(PYTEST_ARGS); \
@@ -54,7 +54,7 @@ gpu-test:
 compiled: $(VENV)/.ready-dev
 	@PYTHONPATH=tests $(RUN) -m kit.compiled
 
-# No card is needed, but the Triton that the kernels are for.
+# No GPU is needed, but the Triton that the kernels are for.
 kernels: $(VENV)/.ready-dev
 	@$(RUN) tools/prebuild.py
 

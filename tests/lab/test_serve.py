@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the lab's server needs onewave[lab]")
 
+from kit.paths import DOCS
 from onewave.base.errors import InvalidArgumentError
 from onewave.cli import lab as command
 from onewave.cli import main
@@ -93,7 +94,9 @@ def test_without_its_extra_the_command_says_in_one_line_how_to_get_it(monkeypatc
     assert main.run(["lab"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err == "error: onewave lab: fastapi not installed. Install it: pip install 'onewave[lab]'\n"
+    install = "pip install -e '.[lab]'"
+    assert said.err == f"error: onewave lab: fastapi not installed. In a clone: {install}\n"
+    assert install in (DOCS / "lab.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def _command(name: str, place: str) -> Any:
 def with_fields(function: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter that is a dataclass by its fields, so that commands share options and their checks."""
     hints = get_type_hints(function, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[inspect.Parameter] = []
     for name, given in inspect.signature(function).parameters.items():
         if name not in groups:

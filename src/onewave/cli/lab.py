@@ -11,9 +11,9 @@ from onewave.base.errors import UnsupportedError
 
 
 def lab(
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; others than 127.0.0.1 let others in.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; anything but 127.0.0.1 lets other machines in.")
+    ] = ("127.0.0.1"),
     port: Annotated[
         int | None, typer.Option("--port", min=0, max=65535, help="Port; by default 8137, or any free one.")
     ] = None,
@@ -22,7 +22,7 @@ def lab(
     """Open the tile lab: play with tile orders, chains, traces and caches in the browser. Ctrl-C stops it."""
     missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
     if missing:
-        next = "Install it: pip install 'onewave[lab]'"
+        next = "In a clone: pip install -e '.[lab]'"
         raise UnsupportedError("onewave lab", got=f"{' and '.join(missing)} not installed", next=next)
     from onewave.lab.serve import bind, serve, url_of
 

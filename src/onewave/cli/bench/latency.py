@@ -58,7 +58,11 @@ def latency(
     # An engine of its own for each batch size: it decodes with as many rows as may run at once, idle or not.
     for size in dict.fromkeys(batches):
         try:
-            more = {"max_model_len": max_model_len, "enforce_eager": enforce_eager, "keep_unpacked": keep_unpacked}
+            more: dict[str, Any] = {
+                "max_model_len": max_model_len,
+                "enforce_eager": enforce_eager,
+                "keep_unpacked": keep_unpacked,
+            }
             opened = open_llm(**vars(asked), **more, max_num_seqs=size)
             llm, load_seconds[size] = opened.llm, opened.load_seconds
             own = [case for case in tests if case.batch_size == size]

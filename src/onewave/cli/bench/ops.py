@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -139,7 +139,7 @@ def ops(
     records = [result.measurement(location.name, name_of(kind), ceiling) for result in results]
     title = f"{location.name}, {name_of(kind)} on {where}, batch {batch_size}"
     rows = table(title, "operator", "shape", "implementation", "us", "GB/s", "of ceiling", left=3)
-    found: list[dict[str, object]] = []
+    found: list[dict[str, Any]] = []
     for result, record in zip(results, records, strict=True):
         trial, rate = result.trial, result.gigabytes_per_second
         cells = (f"{result.seconds.p50 * 1e6:.1f}", f"{rate:.1f}", f"{rate / ceiling.value:.1%}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,7 +30,7 @@ def prefill(
     from onewave.bench.engine.prefill import measure_prefill
 
     gpu_for("bench prefill", asked.device, next="Use bench latency.")
-    more = {"max_model_len": max(lengths) + 1, "max_num_seqs": 1, "keep_unpacked": keep_unpacked}
+    more: dict[str, Any] = {"max_model_len": max(lengths) + 1, "max_num_seqs": 1, "keep_unpacked": keep_unpacked}
     llm = open_llm(**vars(asked), **more).llm
     results, notes = measure_prefill(llm, lengths, reps=reps, warmup=warmup, show=show_status)
     title = f"{llm.name}, {name_of(llm.dtype)} on {llm.device}, prompts one at a time"
