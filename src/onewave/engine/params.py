@@ -32,7 +32,8 @@ class SamplingParams:
     logit_bias: token id -> number added to its logit; one beyond 1e30 counts as that.
     seed: 0 .. 2**64 - 1; the tokens depend on it and on the prompt alone. None (or -1): from LLM(seed=...) and the
     request's number.
-    stop: strings that end the text, left out of it unless include_stop_str_in_output. stop_token_ids: ids that end it.
+    stop: strings that end the text, left out of it unless include_stop_str_in_output; control tokens' texts count as
+    text, shown or not. stop_token_ids: ids that end it.
     ignore_eos: go on after the model's end-of-sequence token.
     logprobs: how many of the most likely tokens to report beside the sampled one (-1: all of the vocabulary), before
     bias, penalties and temperature. prompt_logprobs: the same for the prompt.

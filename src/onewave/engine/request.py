@@ -28,6 +28,8 @@ class Detokenizer(Protocol):
 
     def finish(self) -> str: ...
 
+    def hidden(self, token_id: int) -> str: ...
+
 
 class SampleState(NamedTuple):
     """A sample's progress after a step, and how much of its text is final: both only grow."""
@@ -77,6 +79,9 @@ class Sample:
         self.stop_reason: int | str | None = None
         self._detokenizer = detokenizer
         self._stops = request.params.stop_strings
+        # Stop strings are looked for in the text with its hidden tokens: (where one begins, its length) of each.
+        self._whole = ""
+        self._hidden: list[tuple[int, int]] = []
         # Without a reader or a stop string the text is made once, at the end.
         self._follows_text = detokenizer is not None and (request.streaming or bool(self._stops))
         self._shown = 0
@@ -125,8 +130,8 @@ class Sample:
     def state(self) -> SampleState:
         """How far it has come."""
         shown = len(self.text)
-        if self.finish_reason is None and not self.request.params.include_stop_str_in_output:
-            shown -= num_held_back(self.text, self._stops)
+        if self._stops and self.finish_reason is None and not self.request.params.include_stop_str_in_output:
+            shown = self._without_hidden(len(self._whole) - num_held_back(self._whole, self._stops))
         return SampleState(len(self.token_ids), shown, self.cumulative_logprob, self.finish_reason, self.stop_reason)
 
     def output(self, state: SampleState) -> CompletionOutput:
@@ -149,18 +154,28 @@ class Sample:
         """Grow the text by some tokens and, with `last`, by what was held back; end it at a stop string."""
         if self._detokenizer is None:
             return
-        old = len(self.text)
-        self.text += self._detokenizer.push(ids)
+        new = self._detokenizer.push(ids)
         if last:
-            self.text += self._detokenizer.finish()
-        if not self._stops or len(self.token_ids) <= self.request.params.min_tokens:
+            new += self._detokenizer.finish()
+        self.text += new
+        if not self._stops:
             return
-        found = find_stop(self.text, self._stops, old)
+        old, hidden = len(self._whole), "".join(map(self._detokenizer.hidden, ids))
+        if hidden:
+            self._hidden.append((old, len(hidden)))
+        self._whole += hidden + new
+        if len(self.token_ids) <= self.request.params.min_tokens:
+            return
+        found = find_stop(self._whole, self._stops, old)
         if found is not None:
             begin, stop = found
             keep = self.request.params.include_stop_str_in_output
-            self.text = self.text[: begin + len(stop) if keep else begin]
+            self.text = self.text[: self._without_hidden(begin + len(stop) if keep else begin)]
             self.finish_reason, self.stop_reason = "stop", stop
+
+    def _without_hidden(self, position: int) -> int:
+        """Where a position of the whole text lies in the text without hidden tokens."""
+        return position - sum(min(max(position - begin, 0), length) for begin, length in self._hidden)
 
 
 @dataclass(frozen=True)

@@ -167,3 +167,12 @@ def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:
         reader.push([token_id])
     # About 0.2 s; were each push to look at the whole text, this would take hours.
     assert time.perf_counter() - start < 10
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_control_token_that_is_not_shown_has_its_text_all_the_same(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    for token_id in (*tokenizer.special_ids, *range(3)):
+        hidden = tokenizer.token_text(token_id) if token_id in tokenizer.special_ids else ""
+        assert IncrementalDetokenizer(tokenizer, [5]).hidden(token_id) == hidden
+        assert IncrementalDetokenizer(tokenizer, [5], skip_special_tokens=False).hidden(token_id) == ""

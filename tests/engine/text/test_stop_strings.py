@@ -92,3 +92,49 @@ def test_a_stop_string_in_the_middle_of_a_token_cuts_the_token(run_ahead: int) -
     run_all(engine)
     output = request.output().outputs[0]
     assert (output.text, output.token_ids, output.stop_reason) == ("a", [piece], "ab")
+
+
+# Pieces without "x", which the detokenizer shows later than the tokens it belongs to.
+SPECIAL = {token for token in range(3, len(PIECES), 4) if "x" not in PIECES[token]}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.text("abc ", min_size=1, max_size=5), min_size=1, max_size=3),
+    st.integers(0, 10**6),
+    st.booleans(),
+    st.booleans(),
+)
+def test_stop_strings_are_found_in_the_text_with_control_tokens_whether_these_are_shown_or_not(
+    stops: list[str], seed: int, skip: bool, include: bool
+) -> None:
+    params = SamplingParams(
+        stop=stops,
+        seed=seed,
+        max_tokens=25,
+        ignore_eos=True,
+        skip_special_tokens=skip,
+        include_stop_str_in_output=include,
+        logit_bias=dict.fromkeys((t for t, piece in enumerate(PIECES) if "x" in piece), -100.0),
+    )
+    engine = make_engine(FakeRunner(), special=SPECIAL)
+    streamed = engine.add(None, PROMPT, params, Reader(streaming=True))
+    shown = [streamed.output().outputs[0]]
+    while engine.has_work:
+        engine.step()
+        shown.append(streamed.output().outputs[0])
+    last = shown[-1]
+    assert "".join(output.delta for output in shown) == last.text
+    assert all(last.text.startswith(output.text) for output in shown)
+
+    tokens = expected_tokens(PROMPT, params, stream_key(0, seed, 0))
+    letters = [(letter, token in SPECIAL and skip) for token in tokens for letter in PIECES[token]]
+    whole = "".join(letter for letter, _ in letters)
+    ends = [end for end in range(len(whole) + 1) if whole[:end].endswith(tuple(stops))]
+    assert last.finish_reason == ("stop" if ends else "length")
+    end = len(whole)
+    if ends:
+        stop = max((stop for stop in stops if whole[: ends[0]].endswith(stop)), key=len)
+        assert last.stop_reason == stop
+        end = ends[0] if include else ends[0] - len(stop)
+    assert last.text == "".join(letter for letter, hidden in letters[:end] if not hidden)

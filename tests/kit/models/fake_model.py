@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -89,11 +89,15 @@ class FakeRunner:
 class FakeDetokenizer:
     """Joins pieces; like a real one it may hold text back: piece 'x' is shown with the token after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, skip: Collection[int] = ()) -> None:
         self.held = ""
+        self.skip = skip
+
+    def hidden(self, token_id: int) -> str:
+        return PIECES[token_id] if token_id in self.skip else ""
 
     def push(self, ids: Sequence[int]) -> str:
-        text = self.held + "".join(PIECES[token] for token in ids)
+        text = self.held + "".join(PIECES[token] for token in ids if token not in self.skip)
         self.held = "x" if text.endswith("x") else ""
         return text[: len(text) - len(self.held)]
 
@@ -101,11 +105,11 @@ class FakeDetokenizer:
         return self.held
 
 
-def make_engine(runner: FakeRunner, seed: int = 0) -> Engine:
+def make_engine(runner: FakeRunner, seed: int = 0, special: Collection[int] = ()) -> Engine:
     return Engine(
         runner,
         eos_token_ids=[EOS],
-        make_detokenizer=lambda prompt, skip: FakeDetokenizer(),
+        make_detokenizer=lambda prompt, skip: FakeDetokenizer(special if skip else ()),
         token_text=lambda token: PIECES[token],
         seed=seed,
     )

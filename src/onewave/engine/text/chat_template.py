@@ -46,8 +46,8 @@ OPERATOR_ROLES = frozenset({"system", "developer", "assistant", "tool", "functio
 class RenderedChat:
     """A rendered conversation.
 
-    text: what the model is to read. writers: the writer of each character (traced.py). tags: added tokens that the template
-    writes and that are no control tokens (`<tool_call>`); a user's are text.
+    text: what the model is to read. writers: the writer of each character (traced.py). tags: added tokens that the
+    template writes and that are no control tokens (`<tool_call>`); a user's are text.
     """
 
     text: str

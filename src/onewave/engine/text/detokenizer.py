@@ -41,7 +41,8 @@ class IncrementalDetokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool = True):
-        skip = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._skip = skip = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._tokenizer = tokenizer
         self._reader: _ByteReader | _WindowReader
         if tokenizer.pieces is not None:
             self._reader = _ByteReader(tokenizer.pieces, prompt_ids, skip)
@@ -55,6 +56,10 @@ class IncrementalDetokenizer:
     def finish(self) -> str:
         """The text still held back. Call once, after the last push."""
         return self._reader.finish()
+
+    def hidden(self, token_id: int) -> str:
+        """The text of a control token that `push` leaves out; "" for any other."""
+        return self._tokenizer.token_text(token_id) if token_id in self._skip else ""
 
 
 class _ByteReader:
