@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kit.attention_oracle import oracle, within_rule
 from kit.device import H200
+from kit.lanes import slow
 from onewave.ops.attention.call import AttentionCall, Extras, Packed
 from onewave.ops.attention.choose import choose
 from onewave.ops.attention.masks import Options, options
@@ -261,7 +262,7 @@ def test_nothing_is_written_outside_the_output() -> None:
     assert torch.equal(inner, run(q, k, v, scale=0.1)[0])
 
 
-@pytest.mark.parametrize("mask", MASKS[:5])
+@pytest.mark.parametrize("mask", [slow(MASKS[0]), MASKS[1], slow(MASKS[2]), slow(MASKS[3]), MASKS[4]])
 def test_packed_sequences_equal_each_alone_bit_for_bit(mask: dict[str, Any]) -> None:
     lengths = [(3, 60), (70, 131), (0, 4), (66, 66), (5, 0), (1, 1), (30, 9)]
     total = [sum(n) for n in zip(*lengths, strict=True)]

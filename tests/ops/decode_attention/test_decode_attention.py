@@ -121,8 +121,9 @@ def test_the_stride_of_an_axis_of_one_does_not_matter() -> None:
     assert torch.equal(case.run(k=k, v=v)[0], case.run()[0])
 
 
-@pytest.mark.parametrize("window", [1, 64, 100, 1000])
-@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize(
+    ("window", "queries"), [(1, 1), (64, 3), (100, 1), (1000, 3), *(slow(w, q) for w, q in [(1, 3), (64, 1), (100, 3)])]
+)
 def test_a_window_hides_older_keys(window: int, queries: int) -> None:
     case = Case([3, 100, 129, 300], queries=queries, options={"window": window})
     case.check(*case.run())
@@ -396,7 +397,7 @@ def test_a_row_gives_at_most_so_many_splits_whatever_the_capacity() -> None:
 def test_a_row_has_the_same_bits_however_many_programs_share_the_keys(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = Case([300, 1723, -1, 0, 1600], 2, 1, head_dim=32, capacity=1792, options=options)
+    case = Case([300, 723, -1, 0, 600], 2, 1, head_dim=32, capacity=768, options=options)
     results: list[tuple[Tensor, Tensor]] = []
     for shares in (1, 3, 4, 100):
         monkeypatch.setattr(DecodePlan, "shares", lambda *_, shares=shares: shares)

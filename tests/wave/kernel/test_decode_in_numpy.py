@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.lanes import slow
 from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
 from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, STREAM, Simulated
 from onewave.base.settings import Settings
@@ -54,8 +55,13 @@ def test_long_contexts_in_any_number_of_splits(context: int, tasks: int, monkeyp
     agree_at(random_model(LONG), [context], 2)
 
 
-@pytest.mark.parametrize("dim", [32, 64, 128])
-@pytest.mark.parametrize("context", [257, 1024, 8192, 8193])
+@pytest.mark.parametrize(
+    ("context", "dim"),
+    [
+        *((257, 32), (257, 128), (1024, 64), (8192, 128), (8193, 32), (8193, 64)),
+        *(slow(*each) for each in [(257, 64), (1024, 32), (1024, 128), (8192, 32), (8192, 64), (8193, 128)]),
+    ],
+)
 def test_the_output_projection_merges_one_sequences_splits_itself(context: int, dim: int) -> None:
     rope = RopeConfig("default", 500.0, dim)
     config = replace(LONG, head_dim=dim, rope=rope, num_heads=2048 // dim, num_kv_heads=2)
@@ -121,6 +127,7 @@ def test_a_hidden_row_too_long_for_one_multiprocessor_may_be_cut_in_slices(monke
     agree_at(model, [3, 20, 0, 9, 1], 3)
 
 
+@pytest.mark.slow
 def test_one_layer_of_llamas_real_shape() -> None:
     location = resolve("llama-3.2-1b", Settings.from_env(), load_format="dummy")
     config = replace(load_config(location), num_layers=1, layer_windows=(None,), vocab_size=1000, max_position=320)
@@ -139,9 +146,9 @@ def test_neither_the_number_of_workers_nor_company_changes_a_bit() -> None:
         return wave.step([tokens[i] for i in rows], [contexts[i] for i in rows], rows)
 
     together = step(3, [0, 1, 2, 3])
-    for workers in (1, 2, 7):
+    for workers in (1, 7):
         assert torch.equal(step(workers, [0, 1, 2, 3]), together)
-    for row in range(4):
+    for row in (0, 2):
         assert torch.equal(step(3, [row])[0], together[row])
 
 
@@ -190,7 +197,7 @@ def agree(model: Llama, batch: int, workers: int, steps: int, **constants: Any) 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_kernels_source_decodes_as_the_plain_forward_pass(family: str) -> None:
-    agree(random_model(FAMILIES[family]), batch=1, workers=3, steps=4)
+    agree(random_model(FAMILIES[family]), batch=1, workers=3, steps=3)
 
 
 def test_sequences_of_one_batch_decode_side_by_side() -> None:
@@ -214,8 +221,7 @@ def test_activations_too_long_for_shared_memory_pass_through_it_for_a_few_row_bl
     agree_at(model, [3, 20, 0, 9, 1, 4, 7, 2, 11][:batch], workers)
 
 
-@pytest.mark.parametrize("workers", [3, 40])
-@pytest.mark.parametrize("heads", [2, 34])
+@pytest.mark.parametrize(("heads", "workers"), [(2, 40), (34, 3), slow(2, 3), slow(34, 40)])
 def test_hidden_rows_and_heads_too_long_for_shared_memory_pass_through_it(
     heads: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,14 +244,6 @@ def test_a_slice_of_k_may_be_longer_than_shared_memory_too(monkeypatch: pytest.M
     assert program.max_slices == 2
     assert (downs[:, Word.TILES] > program.shape.max_tiles).any()
     agree_at(model, [3, 20, 0, 9, 1, 4, 7, 2, 11, 5, 6, 30, 8, 10, 12, 13], 3)
-
-
-def test_activations_longer_than_shared_memory_pass_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 1000)
-    model = random_model(replace(LONG, intermediate_size=4672))
-    program = plan_decode(model.config, batch=5, workers=3).program
-    assert (program.steps[:, Word.CHUNKS] > program.shape.slots).any()
-    agree_at(model, [3, 5, 0, 9, 1], 3)
 
 
 def test_who_streams_more_than_the_others_has_that_much_of_it_brought_nearer() -> None:

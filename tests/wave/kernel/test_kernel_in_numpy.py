@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.lanes import slow
 from kit.numpy_gpu.simulated_device import Bench, words
 from onewave.base.weight_formats import COMPACT
 from onewave.ops.ffn.reference import ffn as in_torch
@@ -51,9 +52,9 @@ def test_the_kernels_source_computes_the_block_launch_after_launch(
     ("batch", "hidden", "inner", "splits", "tile", "places"),
     [
         (16, 512, 2560, (1, 2), (64, 256), 4),  # tall tiles, five and ten a row block
-        (16, 512, 1536, (1, 1), (32, 512), 2),
+        slow(16, 512, 1536, (1, 1), (32, 512), 2),
         (16, 448, 3136, (1, 2), (64, 128), 4),  # tiles of one operand, the last one not full
-        (32, 512, 2560, (1, 2), (64, 256), 3),
+        slow(32, 512, 2560, (1, 2), (64, 256), 3),
         (8, 1024, 2048, (1, 1), (16, 1024), 2),
     ],
 )

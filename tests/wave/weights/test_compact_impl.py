@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.lanes import slow
 from kit.operands.compact import bits_of, randn, shape_of
 from onewave.base.weight_formats import COMPACT
 from onewave.engine.load.compile_wave import compile_packing
@@ -77,17 +78,17 @@ def matrices_of(count: int, height: int, cols: int, *, apart: int = 0) -> tuple[
     ("batch", "images", "count", "gained", "height", "cols"),
     [
         (1, 1, 1, True, 21, 1100),  # columns that do not fill tiles, rows that do not fill row blocks
-        (1, 2, 2, False, 5, 4096),
-        (1, 2, 1, True, 9, 2050),
+        slow(1, 2, 2, False, 5, 4096),
+        slow(1, 2, 1, True, 9, 2050),
         (2, 1, 2, True, 23, 1024),
         (2, 2, 1, False, 17, 1102),
-        (8, 1, 1, False, 16, 130),
+        slow(8, 1, 1, False, 16, 130),
         (8, 2, 2, True, 20, 1026),
         (16, 1, 2, False, 40, 70),
-        (16, 2, 1, True, 40, 576),
+        slow(16, 2, 1, True, 40, 576),
         (64, 2, 1, True, 70, 300),
         (1, 1, 2, False, 9, 1023),  # odd ones: no two weights are a word in every row
-        (1, 1, 2, True, 9, 1023),
+        slow(1, 1, 2, True, 9, 1023),
     ],
 )
 def test_the_kernels_pack_and_unpack_as_plain_indexing_does(
@@ -140,7 +141,7 @@ def test_tiles_of_nothing_but_zeros_list_nothing() -> None:
     assert not check(Weight((rows,)), shape_of(1, 2)).any()
 
 
-@pytest.mark.parametrize(("batch", "images"), [(1, 1), (2, 2), (8, 1), (16, 2)])
+@pytest.mark.parametrize(("batch", "images"), [(1, 1), slow(2, 2), slow(8, 1), (16, 2)])
 def test_a_list_holds_thirty_one_weights_in_their_order_and_no_more(batch: int, images: int) -> None:
     shape = shape_of(batch, images)
     rows = (0.5 + randn(shape.rows, 2 * shape.cols, seed=3).abs()).bfloat16()
@@ -159,8 +160,9 @@ def test_weights_out_of_reach_clear_the_flag() -> None:
         check(Weight((rows,)), shape_of(1, 1), holds_all=False)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38, 2.0**95])
-@pytest.mark.parametrize("gain", [None, 1.0])
+@pytest.mark.parametrize(
+    ("value", "gain"), [(float("nan"), None), (float("inf"), 1.0), (-float("inf"), None), (1e38, 1.0), (2.0**95, None)]
+)
 def test_rows_of_too_large_weights_and_of_nonsense_clear_the_flag(value: float, gain: float | None) -> None:
     rows = torch.full((3, 200), 0.5, dtype=torch.bfloat16)
     rows[2, 199] = value

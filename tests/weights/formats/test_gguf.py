@@ -21,7 +21,6 @@ from kit.sample_files import (
     pair,
     small_gguf,
     small_gguf_tensors,
-    tensor_entry,
     text,
 )
 from onewave.base.errors import WeightsError
@@ -231,15 +230,11 @@ def test_the_pieces_of_a_split_model_are_found_by_name(tmp_path):
     assert piece_paths(tmp_path / "m-00004-of-00003.gguf") == [tmp_path / "m-00004-of-00003.gguf"]
 
 
-def test_a_missing_piece_is_named(tmp_path):
+def test_a_missing_and_a_renamed_piece_are_named(tmp_path):
     first, second = write_pieces(tmp_path)
     second.unlink()
     with pytest.raises(WeightsError, match=r"m-00002-of-00002\.gguf: no such file"):
         GGUFStore.open(first)
-
-
-def test_a_renamed_piece_says_what_its_name_should_be(tmp_path):
-    first, _ = write_pieces(tmp_path)
     first.rename(tmp_path / "model.gguf")
     with pytest.raises(WeightsError, match=r"one of '2' pieces.*00001-of-0000N"):
         GGUFStore.open(tmp_path / "model.gguf")
@@ -273,7 +268,3 @@ def test_what_the_gguf_library_writes_is_read(tmp_path):
     assert np.array_equal(
         store.load("a.weight").numpy(), gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0)
     )
-
-
-def test_tensor_entries_follow_the_layout_of_the_format():
-    assert tensor_entry("w", (2,), 0, 32) == text("w") + struct.pack("<IQIQ", 1, 2, 0, 32)
