@@ -112,32 +112,28 @@ def test_what_json_has_not_is_refused_where_a_template_takes_it_up(template: str
         with_template(template).render_chat([{"role": "user", "content": {1, 2}}])
 
 
-def test_text_parts_join_for_a_template_that_knows_only_strings() -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    tokenizer = with_template(SMOLLM2)
-    assert tokenizer.encode_chat(user(parts)) == tokenizer.encode_chat(user("one\ntwo"))
+PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
 
 
 @pytest.mark.parametrize(
     "template",
     [
+        SMOLLM2,
         QWEN3,
         "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% endif %}{% endfor %}",
         "{% for m in messages %}{% if m.content is mapping or m.content is iterable %}{{ m.content | trim }}"
         "{% endif %}{% endfor %}",
     ],
 )
-def test_text_parts_join_for_a_template_that_only_asks_what_they_are(template: str) -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    text = with_template(template).render_chat(user(parts))
+def test_text_parts_join_for_a_template_that_knows_only_strings_or_asks_what_they_are(template: str) -> None:
+    text = with_template(template).render_chat(user(PARTS))
     assert "one\ntwo" in text
     assert text == with_template(template).render_chat(user("one\ntwo"))
 
 
 def test_a_template_that_takes_the_first_parts_text_gets_parts() -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     template = "{% for m in messages %}{{ m['content'][0]['text'] }}{% endfor %}"
-    assert with_template(template).render_chat(user(parts)) == "one"
+    assert with_template(template).render_chat(user(PARTS)) == "one"
 
 
 def test_the_missing_content_of_a_tools_call_is_none_for_who_asks_and_nothing_for_others() -> None:
@@ -236,50 +232,31 @@ def test_generation_blocks_loop_controls_and_dates_are_understood() -> None:
     assert with_template(template).render_chat(talk) == "b4"
 
 
-def fails(template: str, messages: Any = None, **variables: Any) -> str:
-    with pytest.raises(TokenizerError) as caught:
-        with_template(template).encode_chat(user("hello") if messages is None else messages, **variables)
-    assert "\n" not in str(caught.value)
-    assert "tiny.gguf: chat template" in str(caught.value)
-    return str(caught.value)
-
-
-def test_a_template_that_is_not_jinja_is_refused() -> None:
-    assert "not a Jinja template" in fails("{% for m in messages %}")
-    assert "not a Jinja template" in fails("{{ messages[0")
-    assert "not a Jinja template" in fails("{% nonsense %}")
-
-
-def test_a_template_that_raises_says_so() -> None:
-    assert "failed (roles must alternate\u0021)" in fails("{{ raise_exception('roles must\n alternate!') }}")
-    assert "failed" in fails("{{ messages[0].content + 5 }}")
-    assert "failed" in fails("{{ nothing.at.all }}")
-    assert "failed" in fails("{% include 'x' %}")
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.append(1) }}",
-        "{{ raise_exception.__globals__.os }}",
-        "{{ cycler.__init__.__globals__.os }}",
-    ],
-)
-def test_a_template_cannot_leave_its_sandbox(template: str) -> None:
-    assert "failed" in fails(template)
-
-
 @pytest.mark.parametrize(
     ("template", "why"),
     [
+        *((text, "not a Jinja template") for text in ("{% for m in messages %}", "{{ messages[0", "{% nonsense %}")),
+        ("{{ raise_exception('roles must\n alternate!') }}", "failed (roles must alternate!)"),
+        ("{{ messages[0].content + 5 }}", "failed"),
+        ("{{ nothing.at.all }}", "failed"),
+        ("{% include 'x' %}", "failed"),
+        # Ways out of the sandbox.
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "failed"),
+        ("{{ messages.append(1) }}", "failed"),
+        ("{{ raise_exception.__globals__.os }}", "failed"),
+        ("{{ cycler.__init__.__globals__.os }}", "failed"),
+        # Ranges, calls and output without end.
         ("{{ range(10**6) | list }}", "Range too big"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{% set s = 'x' * 1000000 %}{% for i in range(200) %}{{ s }}{% endfor %}", "more than 50,000,000 characters"),
     ],
 )
-def test_a_template_whose_ranges_calls_or_output_have_no_end_fails(template: str, why: str) -> None:
-    assert why in fails(template)
+def test_a_template_that_fails_says_why_in_one_line(template: str, why: str) -> None:
+    with pytest.raises(TokenizerError) as caught:
+        with_template(template).encode_chat(user("hello"))
+    assert "\n" not in str(caught.value)
+    assert "tiny.gguf: chat template" in str(caught.value)
+    assert why in str(caught.value)
 
 
 def test_a_model_without_template_says_what_to_do() -> None:

@@ -52,10 +52,24 @@ def test_a_directory_with_a_config_is_a_hugging_face_model(tmp_path, settings):
     assert resolve(path, settings, load_format="dummy").kind == "hf"
 
 
-def test_a_gguf_file_is_a_gguf_model(tmp_path, settings):
+def test_a_gguf_file_and_a_directory_with_nothing_else_are_a_gguf_model(tmp_path, settings):
+    with pytest.raises(ConfigError, match=rf"no config\.json: {tmp_path}"):
+        resolve(str(tmp_path), settings)
     path = tmp_path / "tiny.Q4_1.GGUF"
     path.write_bytes(small_gguf())
-    assert resolve(str(path), settings) == ModelLocation("gguf", path, "tiny.Q4_1")
+    for given in (path, tmp_path):
+        assert resolve(str(given), settings) == ModelLocation("gguf", path, "tiny.Q4_1")
+    (tmp_path / "b.gguf").write_bytes(small_gguf())
+    with pytest.raises(ConfigError, match=r"b\.gguf, tiny\.Q4_1\.GGUF"):
+        resolve(str(tmp_path), settings)
+
+
+def test_a_split_gguf_is_known_by_its_first_piece(tmp_path, settings):
+    pieces = [tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for piece in pieces:
+        piece.write_bytes(small_gguf())
+    for given in (pieces[1], tmp_path):
+        assert resolve(str(given), settings).path == pieces[0]
 
 
 def test_a_gguf_file_is_known_by_its_first_bytes_whatever_it_is_called(tmp_path, settings):
@@ -78,38 +92,14 @@ def test_a_lora_adapter_alone_is_refused_by_that_name(tmp_path, settings, monkey
             resolve(model, settings)
 
 
-def test_a_directory_with_one_gguf_and_no_config_is_that_model(tmp_path, settings):
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "tiny.gguf").write_bytes(small_gguf())
-    assert resolve(str(tmp_path / "m"), settings).path == tmp_path / "m" / "tiny.gguf"
-
-
-def test_a_split_gguf_is_known_by_its_first_piece(tmp_path, settings):
-    for number in (1, 2):
-        (tmp_path / f"m-0000{number}-of-00002.gguf").write_bytes(small_gguf())
-    first = tmp_path / "m-00001-of-00002.gguf"
-    assert resolve(str(tmp_path / "m-00002-of-00002.gguf"), settings).path == first
-    assert resolve(str(tmp_path), settings).path == first
-
-
-def test_a_directory_with_several_ggufs_asks_for_one_of_them(tmp_path, settings):
-    for name in "ab":
-        (tmp_path / f"{name}.gguf").write_bytes(small_gguf())
-    with pytest.raises(ConfigError, match=r"a\.gguf, b\.gguf"):
-        resolve(str(tmp_path), settings)
-
-
-def test_a_directory_without_a_config_is_named(tmp_path, settings):
-    with pytest.raises(ConfigError, match=rf"no config\.json: {tmp_path}"):
-        resolve(str(tmp_path), settings)
-
-
-def test_a_relative_path_and_a_home_path_work(tmp_path, settings, monkeypatch):
-    hf_directory(tmp_path / "m")
-    monkeypatch.chdir(tmp_path / "m")
+def test_a_relative_path_and_a_home_path_work_and_win_over_an_id_of_their_name(tmp_path, settings, monkeypatch):
+    hf_directory(tmp_path / "org" / "name")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert resolve(".", settings).name == "m"
-    assert resolve("~/m", settings).path == tmp_path / "m"
+    assert resolve("~/org/name", settings).path == tmp_path / "org" / "name"
+    monkeypatch.chdir(tmp_path)
+    assert resolve("org/name", settings).path == Path("org/name")
+    monkeypatch.chdir(tmp_path / "org" / "name")
+    assert resolve(".", settings).name == "name"
 
 
 @pytest.mark.parametrize(
@@ -130,6 +120,9 @@ def test_a_file_that_is_no_gguf_says_to_give_its_directory(tmp_path, settings, n
     (tmp_path / name).write_text("{}")
     with pytest.raises(ModelNotFoundError, match=r"a GGUF file, or a directory"):
         resolve(str(tmp_path / name), settings)
+    os.mkfifo(tmp_path / "m.gguf")
+    with pytest.raises(ModelNotFoundError, match="not a model file"):
+        resolve(str(tmp_path / "m.gguf"), settings)
 
 
 def test_an_adapters_file_says_what_it_is(tmp_path, settings):
@@ -138,21 +131,21 @@ def test_an_adapters_file_says_what_it_is(tmp_path, settings):
         resolve(tmp_path / "adapter_model.safetensors", settings)
 
 
-def test_a_pipe_named_gguf_is_refused(tmp_path, settings):
-    os.mkfifo(tmp_path / "m.gguf")
-    with pytest.raises(ModelNotFoundError, match="not a model file"):
-        resolve(str(tmp_path / "m.gguf"), settings)
-
-
-@pytest.mark.parametrize("model", ["", "  "])
-def test_an_empty_name_is_refused(settings, model):
-    with pytest.raises(InvalidArgumentError, match="model"):
-        resolve(model, settings)
-
-
-def test_an_unknown_load_format_is_refused(settings):
-    with pytest.raises(InvalidArgumentError, match="'pickle'; allowed: auto, dummy"):
-        resolve(DEFAULT_ALIAS, settings, load_format="pickle")
+@pytest.mark.parametrize(
+    ("model", "options", "says"),
+    [
+        ("", {}, "model"),
+        ("  ", {}, "model"),
+        (DEFAULT_ALIAS, {"load_format": "pickle"}, "'pickle'; allowed: auto, dummy"),
+        *(("org/name", {"revision": wrong}, "revision: .* allowed: a branch") for wrong in (5, "", " ", b"main")),
+        (DEFAULT_ALIAS, {"revision": "main"}, "revision"),
+        (".", {"revision": "main"}, "revision"),
+    ],
+)
+def test_arguments_that_name_nothing_are_refused(tmp_path, settings, monkeypatch, model, options, says):
+    monkeypatch.chdir(hf_directory(tmp_path / "m"))
+    with pytest.raises(InvalidArgumentError, match=says):
+        resolve(model, settings, **options)
 
 
 def test_an_alias_is_fetched_into_the_cache(settings, monkeypatch):
@@ -163,18 +156,15 @@ def test_an_alias_is_fetched_into_the_cache(settings, monkeypatch):
     assert resolve(DEFAULT_ALIAS, settings) == ModelLocation("gguf", path, DEFAULT_ALIAS)
 
 
-def test_a_builtin_configuration_needs_dummy_weights(builtin, settings):
-    assert resolve("tiny-1b", settings, load_format="dummy") == ModelLocation(
-        "builtin", builtin / "tiny-1b.json", "tiny-1b"
-    )
-    with pytest.raises(ModelNotFoundError, match="Add `--load-format dummy`"):
-        resolve("tiny-1b", settings)
-
-
-def test_an_unrelated_directory_does_not_hide_a_builtin_configuration(builtin, settings, tmp_path, monkeypatch):
+def test_a_builtin_configuration_needs_dummy_weights_whatever_directory_has_its_name(
+    builtin, settings, tmp_path, monkeypatch
+):
     (tmp_path / "tiny-1b").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert resolve("tiny-1b", settings, load_format="dummy").kind == "builtin"
+    found = resolve("tiny-1b", settings, load_format="dummy")
+    assert found == ModelLocation("builtin", builtin / "tiny-1b.json", "tiny-1b")
+    with pytest.raises(ModelNotFoundError, match="Add `--load-format dummy`"):
+        resolve("tiny-1b", settings)
 
 
 @pytest.mark.parametrize(("load_format", "weights"), [("auto", True), ("dummy", False)])
@@ -193,24 +183,6 @@ def test_an_id_without_a_config_is_named(tmp_path, settings, monkeypatch):
     monkeypatch.setattr(hub, "snapshot", lambda repo_id, **options: tmp_path / "absent")
     with pytest.raises(ConfigError, match=r"org/name: has no config\.json.*GGUF"):
         resolve("org/name", settings)
-
-
-def test_a_directory_wins_over_an_id_of_the_same_name(tmp_path, settings, monkeypatch):
-    hf_directory(tmp_path / "org" / "name")
-    monkeypatch.chdir(tmp_path)
-    assert resolve("org/name", settings).path == Path("org/name")
-
-
-@pytest.mark.parametrize("revision", [5, "", " ", b"main"])
-def test_a_revision_that_names_nothing_is_refused(revision, settings):
-    with pytest.raises(InvalidArgumentError, match=r"revision: .* allowed: a branch"):
-        resolve("org/name", settings, revision=revision, progress=False)
-
-
-def test_a_revision_of_anything_but_an_id_is_refused(tmp_path, settings):
-    for model in (str(hf_directory(tmp_path / "m")), DEFAULT_ALIAS):
-        with pytest.raises(InvalidArgumentError, match="revision"):
-            resolve(model, settings, revision="main")
 
 
 def test_the_table_of_aliases_is_complete():

@@ -41,12 +41,13 @@ def test_a_single_file_gives_back_what_was_saved(tmp_path):
         assert store.load_quantized(name) is None
 
 
-def test_empty_tensors_and_scalars_are_read(tmp_path):
-    saved = {"empty": torch.zeros(0, 3), "scalar": torch.tensor(2.5)}
-    save_file(saved, tmp_path / "model.safetensors")
+def test_empty_tensors_and_scalars_of_a_lone_file_of_any_name_outlive_the_store(tmp_path):
+    save_file({"empty": torch.zeros(0, 3), "scalar": torch.tensor(2.5)}, tmp_path / "weights.safetensors")
     store = SafetensorsStore.open(tmp_path)
-    assert store.load("empty").shape == (0, 3)
-    assert store.load("scalar").item() == 2.5
+    empty, scalar = store.load("empty"), store.load("scalar")
+    store.close()
+    assert empty.shape == (0, 3)
+    assert scalar.item() == 2.5
 
 
 def test_shards_are_read_as_one_model(tmp_path):
@@ -59,19 +60,6 @@ def test_shards_are_read_as_one_model(tmp_path):
     store = SafetensorsStore.open(tmp_path)
     assert store.tensors["b"].file.name == "m-2.safetensors"
     assert all(torch.equal(store.load(name), tensor) for name, tensor in saved.items())
-
-
-def test_tensors_outlive_the_store(tmp_path):
-    save_file({"a": torch.arange(1000)}, tmp_path / "model.safetensors")
-    store = SafetensorsStore.open(tmp_path)
-    tensor = store.load("a")
-    store.close()
-    assert torch.equal(tensor, torch.arange(1000))
-
-
-def test_a_lone_file_of_another_name_is_read(tmp_path):
-    save_file({"a": torch.ones(2)}, tmp_path / "weights.safetensors")
-    assert SafetensorsStore.open(tmp_path).load("a").tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "adapter_model.safetensors"])
@@ -125,31 +113,28 @@ def test_every_corruption_is_one_line_that_names_the_file_and_the_tensor(tmp_pat
         assert word in message
 
 
-def test_a_missing_shard_is_named_with_a_tensor_of_it(tmp_path):
-    write_shards(tmp_path, {"a": "m-1.safetensors", "b": "m-2.safetensors"}, {"m-1.safetensors": {"a": torch.ones(1)}})
-    with pytest.raises(WeightsError, match=r"m-2\.safetensors: missing.*'b'"):
-        SafetensorsStore.open(tmp_path)
-
-
-def test_an_index_that_names_a_tensor_its_shard_lacks_is_refused(tmp_path):
-    write_shards(tmp_path, {"a": "m-1.safetensors", "b": "m-1.safetensors"}, {"m-1.safetensors": {"a": torch.ones(1)}})
-    with pytest.raises(WeightsError, match=r"m-1\.safetensors: has no tensor 'b'"):
-        SafetensorsStore.open(tmp_path)
-
-
-def test_a_tensor_in_two_shards_is_refused(tmp_path):
-    shards = {f"m-{i}.safetensors": {"a": torch.ones(1), f"b{i}": torch.ones(1)} for i in (1, 2)}
-    weight_map = {"a": "m-1.safetensors", "b1": "m-1.safetensors", "b2": "m-2.safetensors"}
-    with pytest.raises(WeightsError, match=r"m-2\.safetensors: tensor 'a' is also in m-1\.safetensors"):
-        SafetensorsStore.open(write_shards(tmp_path, weight_map, shards))
+OUTSIDE = ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "x.bin", "", "a\\b.safetensors", 3]
+ONE, TWO = "m-1.safetensors", "m-2.safetensors"
 
 
 @pytest.mark.parametrize(
-    "shard", ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "x.bin", "", "a\\b.safetensors", 3]
+    ("weight_map", "shards", "says"),
+    [
+        ({"a": ONE, "b": TWO}, {ONE: ["a"]}, r"m-2\.safetensors: missing.*'b'"),
+        ({"a": "a" * 300 + ".safetensors"}, {}, r"missing.*'a'"),
+        ({"a": ONE, "b": ONE}, {ONE: ["a"]}, r"m-1\.safetensors: has no tensor 'b'"),
+        (
+            {"a": ONE, "b1": ONE, "b2": TWO},
+            {ONE: ["a", "b1"], TWO: ["a", "b2"]},
+            r"m-2\.safetensors: tensor 'a' is also in m-1\.safetensors",
+        ),
+        *(({"a": shard}, {}, r"index\.json: puts tensor 'a' in") for shard in OUTSIDE),
+    ],
 )
-def test_an_index_may_only_name_files_beside_it(tmp_path, shard):
-    write_shards(tmp_path, {"a": shard}, {})
-    with pytest.raises(WeightsError, match=r"index\.json: puts tensor 'a' in"):
+def test_an_index_and_shards_that_do_not_fit_each_other_are_refused(tmp_path, weight_map, shards, says):
+    tensors = {file: {name: torch.ones(1) for name in names} for file, names in shards.items()}
+    write_shards(tmp_path, weight_map, tensors)
+    with pytest.raises(WeightsError, match=says):
         SafetensorsStore.open(tmp_path)
 
 
@@ -160,45 +145,28 @@ def test_a_malformed_index_is_refused(tmp_path, content):
         SafetensorsStore.open(tmp_path)
 
 
-def test_shards_without_an_index_ask_for_it(tmp_path):
-    save_file({"a": torch.ones(1)}, tmp_path / "model-00001-of-00002.safetensors")
-    with pytest.raises(WeightsError, match=r"index\.json: missing"):
-        SafetensorsStore.open(tmp_path)
-
-
-def test_pickled_weights_are_refused_by_name(tmp_path):
-    write(tmp_path, b"\x80\x04cos\nsystem\n", "pytorch_model.bin")
-    with pytest.raises(WeightsError, match=r"pickle \(pytorch_model\.bin\).*save_pretrained"):
-        SafetensorsStore.open(tmp_path)
-
-
-def test_a_directory_without_weights_says_what_is_looked_for(tmp_path):
-    with pytest.raises(WeightsError, match=r"no weights.*model\.safetensors"):
-        SafetensorsStore.open(tmp_path)
-    with pytest.raises(WeightsError, match="can't be read"):
-        SafetensorsStore.open(tmp_path / "absent")
-
-
-def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path):
-    os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(WeightsError, match="not a file"):
-        SafetensorsStore.open(tmp_path)
-
-
-def test_a_pipe_in_place_of_an_index_does_not_hang(tmp_path):
-    os.mkfifo(tmp_path / "model.safetensors.index.json")
-    with pytest.raises(WeightsError, match="not a file"):
-        SafetensorsStore.open(tmp_path)
-
-
-def test_a_shard_whose_name_no_system_takes_is_missing(tmp_path):
-    write_shards(tmp_path, {"a": "a" * 300 + ".safetensors"}, {})
-    with pytest.raises(WeightsError, match=r"missing.*'a'"):
-        SafetensorsStore.open(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("model-00001-of-00002.safetensors", r"index\.json: missing"),
+        ("pytorch_model.bin", r"pickle \(pytorch_model\.bin\).*save_pretrained"),
+        ("notes.txt", r"no weights.*model\.safetensors"),
+        (None, "can't be read"),
+    ],
+)
+def test_a_directory_without_whole_weights_says_what_is_looked_for(tmp_path, name, says):
+    if name is not None:
+        write(tmp_path, small_safetensors(), name)
+    with pytest.raises(WeightsError, match=says):
+        SafetensorsStore.open(tmp_path if name else tmp_path / "absent")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
-def test_a_link_that_leads_nowhere_is_there_and_can_not_be_read(tmp_path, name):
+def test_a_pipe_and_a_link_that_leads_nowhere_are_there_and_can_not_be_read(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(WeightsError, match="not a file"):
+        SafetensorsStore.open(tmp_path)
+    (tmp_path / name).unlink()
     (tmp_path / name).symlink_to(tmp_path / "gone")
     with pytest.raises(WeightsError, match=rf"{name}: (no such file|not a file|can't be read)"):
         SafetensorsStore.open(tmp_path)
