@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from itertools import product
 from typing import Any
 
 import pytest
@@ -212,6 +213,51 @@ def test_the_cache_is_appended_to_and_attended_over(layout, num_queries, mask):
         assert torch.equal(cache.nan_to_num(123.0), before.nan_to_num(123.0))
 
 
+@pytest.mark.parametrize("layout", ["plain", "indexed"])
+@pytest.mark.parametrize("num_queries", [1, 3, 11])
+@pytest.mark.parametrize("mask", MASKS)
+def test_no_query_sees_the_padding_at_a_rows_beginning(layout, num_queries, mask):
+    step = Step(num_queries, layout)
+    # All that the last row had before, too.
+    leftpad = torch.tensor([2, 0, 9], dtype=torch.int32)
+    for row, pad in enumerate(leftpad.tolist()):
+        for cache, t in product(step.caches, range(pad)):
+            cache[step.place(row, t)] = torch.nan
+    angles = randn(step.capacity, 4, seed=8)
+    for rotary in ({}, {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}):
+        options, each = with_slopes({**mask, "alibi_slopes": "each" if rotary else None}, 3, 4)
+        out, lse = flash_attn_with_kvcache(
+            step.q, *step.caches, *step.new, cache_seqlens=torch.tensor(step.past, dtype=torch.int32),
+            cache_leftpad=leftpad, return_softmax_lse=True, **step.arguments, **rotary, **options,
+        )  # fmt: skip
+        for row, (n, pad) in enumerate(zip(step.past, leftpad.tolist(), strict=True)):
+            q, k = step.q[row], step.new[0][row]
+            if rotary:
+                # Places count the padding.
+                k = torch.stack([rotated(x, *rotary.values(), n + i, True) for i, x in enumerate(k)])
+                q = torch.stack([rotated(x, *rotary.values(), n + i * bool(mask), True) for i, x in enumerate(q)])
+            keys, values = torch.cat((step.old[row][0], k))[pad:], torch.cat((step.old[row][1], step.new[1][row]))[pad:]
+            right, right_lse = exact(q, keys, values, **each[row])
+            assert_equal(out[row], right)
+            assert_equal(lse[row].T, right_lse)
+
+
+@pytest.mark.parametrize("num_queries", [1, 11])
+def test_padding_is_left_out_of_a_cache_of_one_length(num_queries):
+    q, k, v = randn(2, num_queries, 4, 16), randn(2, 20, 2, 16, seed=1), randn(2, 20, 2, 16, seed=2)
+    # Rows that do not lie together, and nothing but padding in one of them.
+    k, v = (x.repeat_interleave(2, 0)[::2] for x in (k, v))
+    for length in (13, None):
+        end = length or 20
+        leftpad = torch.tensor([5, end])
+        out, lse = flash_attn_with_kvcache(
+            q, k, v, cache_seqlens=length, cache_leftpad=leftpad, causal=True, return_softmax_lse=True
+        )
+        assert_equal(out[0], exact(q[0], k[0, 5:end], v[0, 5:end], causal=True)[0])
+        assert not out[1].any()
+        assert (lse[1] == -torch.inf).all()
+
+
 @pytest.mark.parametrize(("window", "same_as"), [((-1, 4), (-1, -1)), ((4, 1), (-1, 1)), ((1, 9), (1, -1))])
 def test_a_side_of_the_window_that_reaches_over_all_keys_hides_nothing(window, same_as):
     q, k, v = randn(1, 9, 2, 16), randn(1, 4, 2, 16, seed=1), randn(1, 4, 2, 16, seed=2)
@@ -315,6 +361,10 @@ def test_a_cache_stays_out_of_the_graph_of_gradients():
         out.sum().backward()
 
 
+def padded(q: Tensor, leftpad: list[int], **options: Any) -> object:
+    return flash_attn_with_kvcache(q, q, q, cache_leftpad=torch.tensor(leftpad), **options)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
@@ -347,7 +397,15 @@ def test_a_cache_stays_out_of_the_graph_of_gradients():
         ),
         (lambda q: flash_attn_func(q[0], q, q), ShapeError, "batch, seq, heads, head_dim"),
         (lambda q: flash_attn_qkvpacked_func(q), ShapeError, "3, heads, head_dim"),
-        (lambda q: flash_attn_with_kvcache(q, q, q, cache_leftpad=q), UnsupportedError, "cache_leftpad"),
+        (lambda q: flash_attn_with_kvcache(q, q, q, cache_leftpad=q), UnsupportedError, "cache_leftpad: dtype"),
+        (lambda q: padded(q, [0, 0, 0]), ShapeError, r"cache_leftpad: \(3,\); allowed: \[2\]"),
+        (lambda q: padded(q, [0, 6]), InvalidArgumentError, "cache_leftpad: 6; allowed: 0 to the row's length"),
+        (lambda q: padded(q, [-1, 0]), InvalidArgumentError, "cache_leftpad: -1"),
+        (
+            lambda q: padded(q, [0, 0], block_table=torch.zeros(2, 1, dtype=torch.int32)),
+            UnsupportedError,
+            "cache_leftpad: with block_table",
+        ),
         (lambda q: flash_attn_with_kvcache(q, q, q, q, q), InvalidArgumentError, "cache_seqlens"),
         (lambda q: flash_attn_with_kvcache(q, q, q, q, q, cache_seqlens=1), InvalidArgumentError, "so that 4 more fit"),
         (lambda q: flash_attn_with_kvcache(q, q, q, cache_seqlens=5), InvalidArgumentError, "0 to 4"),

@@ -20,6 +20,7 @@ from onewave.compat.flash_cache import (
     check_index_dtype,
     check_places,
     checked_angles,
+    checked_leftpad,
     lengths_before,
 )
 from onewave.ops.attention.call import Extras
@@ -200,8 +201,10 @@ def flash_attn_with_kvcache(
     k_cache, v_cache: [rows, capacity, kv_heads, head_dim], or [pages, page_size, kv_heads, head_dim] with block_table
     int32 [batch, pages a sequence]. k, v: [batch, new, kv_heads, head_dim]. cache_seqlens: keys before the new ones,
     for all sequences or int32 [batch]; without it the whole cache (and then nothing can be appended).
-    cache_batch_idx: int32 [batch], the cache row of each sequence. rotary_cos, rotary_sin: [positions, rotary_dim / 2],
-    for the appended keys and for q, which stands where they do (all at cache_seqlens if neither causal nor windowed).
+    cache_batch_idx: int32 [batch], the cache row of each sequence. cache_leftpad: int32 [batch], places at the row's
+    beginning that no query sees; the others keep their numbers, for rotation too; not with block_table. rotary_cos,
+    rotary_sin: [positions, rotary_dim / 2], for the appended keys and for q, which stands where they do (all at
+    cache_seqlens if neither causal nor windowed).
     num_splits: parts to cut the keys in; below 1 it is chosen. Returns out like q, with return_softmax_lse also float32
     [batch, heads, Sq]. Nothing is read back to the host. Up to 8 causal queries, or any number that see everything, 64
     at a time, run on the decode kernel; of other calls, those with neither block_table nor cache_seqlens as a number
@@ -214,12 +217,8 @@ def flash_attn_with_kvcache(
     check_tensors(name, q=q, k_cache=k_cache, v_cache=v_cache)
     check_optional(name, {
         "k": k, "v": v, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_batch_idx": cache_batch_idx,
-        "block_table": block_table, "alibi_slopes": alibi_slopes,
+        "cache_leftpad": cache_leftpad, "block_table": block_table, "alibi_slopes": alibi_slopes,
     })  # fmt: skip
-    if cache_leftpad is not None:
-        raise UnsupportedError(
-            f"{name}: cache_leftpad", got="a tensor", allowed="None", next="Store sequences from place 0."
-        )
     if q.ndim != 4:
         raise ShapeError(f"{name}: q", got=str(tuple(q.shape)), allowed="[batch, Sq, heads, head_dim]")
     if not is_whole(num_splits):
@@ -227,24 +226,30 @@ def flash_attn_with_kvcache(
     check_switch(f"{name}: rotary_interleaved", rotary_interleaved)
     check_switch(f"{name}: return_softmax_lse", return_softmax_lse)
     cache = FlashCache.of(q.shape[0], k_cache, v_cache, cache_batch_idx, block_table, written=k is not None)
+    leftpad = checked_leftpad(cache, q.shape[0], cache_leftpad)
     past = lengths_before(cache, q, k, v, cache_seqlens)
     q = q if q.stride(-1) == 1 else q.contiguous()
     options = _within(cache.capacity, _options(softmax_scale, causal, window_size, softcap, alibi_slopes))
     num_new = 0 if k is None else k.shape[1]
     angles = checked_angles(q, k, rotary_cos, rotary_sin)
     _check_attends(name, q, cache, options)
-    check_devices(name, q, k, v, k_cache, v_cache, rotary_cos, rotary_sin, past, cache_batch_idx, block_table)
+    check_devices(name, q, k, v, k_cache, v_cache, rotary_cos, rotary_sin, past, cache_batch_idx, leftpad, block_table)
     moves = bool(options["causal"]) or options["window"] is not None
     is_watched(q, k, v, k_cache, v_cache, rotary_cos, rotary_sin)  # refuses what the operators would, but before
-    readable = is_readable(q, k_cache, v_cache, past, cache_batch_idx, block_table)
+    readable = is_readable(q, k_cache, v_cache, past, cache_batch_idx, leftpad, block_table)
     if readable and (q.is_cpu or checks_contents()):
-        check_places(cache, past, num_new, angles, max(num_new, q.shape[1] if moves else 1))
+        check_places(cache, past, num_new, angles, max(num_new, q.shape[1] if moves else 1), leftpad)
     if k is not None and v is not None:
         q = append_new(cache, q, k, v, past, angles, rotary_interleaved, moves, drops=not readable)
         if not q.requires_grad and torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             q = torch.ops.onewave.follow_new_keys(q, k, v)
     host_length = None if cache_seqlens is None or isinstance(cache_seqlens, Tensor) else int(cache_seqlens) + num_new
-    out, lse = _with_cache(q, cache, past + num_new, host_length, options, num_splits, return_softmax_lse)
+    lengths = past + num_new
+    if leftpad is not None:
+        leftpad = leftpad.clamp(min=0)
+        cache, host_length = cache.after(leftpad), None
+        lengths = (lengths - leftpad).clamp(min=0).int()
+    out, lse = _with_cache(q, cache, lengths, host_length, options, num_splits, return_softmax_lse)
     return out if lse is None else (out, lse)
 
 

@@ -96,6 +96,16 @@ class FlashCache:
         rows, _ = self.places(positions)
         return (positions >= 0) & (positions < self.capacity) & (rows >= 0) & (rows < self.k.shape[0])
 
+    def after(self, leftpad: Tensor) -> FlashCache:
+        """Return the keys as pages of one, without each row's first leftpad (int64 [batch]) ones."""
+        assert self.block_table is None
+        rows = torch.arange(len(leftpad), device=leftpad.device) if self.rows is None else self.rows
+        key = leftpad[:, None] + torch.arange(self.capacity, device=leftpad.device)
+        # What lies beyond the row's end is not looked at, but must exist.
+        pages = rows[:, None] * self.capacity + key.clamp(0, max(self.capacity - 1, 0))
+        k, v = (each.flatten(0, 1)[:, None] for each in (self.k, self.v))
+        return FlashCache(k, v, None, pages.int() if len(k) < 1 << 31 else pages)
+
     def append(self, k: Tensor, v: Tensor, past: Tensor, *, drops: bool) -> None:
         """Write new keys and values [batch, n, kv_heads, head_dim] behind the `past` ones. past: int [batch].
 
@@ -279,10 +289,28 @@ def check_devices(name: str, q: Tensor, *others: Tensor | None) -> None:
             raise UnsupportedError(f"{name}: devices", got=f"{q.device} and {other.device}", allowed="one device")
 
 
+def checked_leftpad(cache: FlashCache, batch: int, leftpad: Tensor | None) -> Tensor | None:
+    """Keys of each row's beginning that are padding, int64 [batch]; None for none."""
+    if leftpad is None:
+        return None
+    name = "flash_attn_with_kvcache: cache_leftpad"
+    check_index_dtype(name, leftpad)
+    if leftpad.shape != (batch,):
+        raise ShapeError(name, got=str(tuple(leftpad.shape)), allowed=f"[{batch}]")
+    if cache.block_table is not None:
+        raise UnsupportedError(name, got="with block_table", next="Leave pages of padding out of the table.")
+    return leftpad.long()
+
+
 def check_places(
-    cache: FlashCache, past: Tensor, num_new: int, angles: tuple[Tensor, Tensor] | None, reach: int
+    cache: FlashCache,
+    past: Tensor,
+    num_new: int,
+    angles: tuple[Tensor, Tensor] | None,
+    reach: int,
+    leftpad: Tensor | None,
 ) -> None:
-    """Read lengths, rows and pages back and check them. reach: places behind `past` that are rotated.
+    """Read lengths, rows, pages and padding back and check them. reach: places behind `past` that are rotated.
 
     Raises InvalidArgumentError. Waits for the device.
     """
@@ -293,6 +321,9 @@ def check_places(
     if low < 0:
         raise InvalidArgumentError(f"{name}: cache_seqlens", got=str(low), allowed="at least 0")
     check_lengths(name, past + num_new, cache.capacity, cache.table, cache.k.shape[0], cache.k.shape[1])
+    if leftpad is not None and (wrong := leftpad[(leftpad < 0) | (leftpad > past + num_new)]).numel():
+        allowed = "0 to the row's length"
+        raise InvalidArgumentError(f"{name}: cache_leftpad", got=str(int(wrong[0])), allowed=allowed)
     if angles is not None and high + reach > len(angles[0]):
         got = f"{len(angles[0])} positions"
         raise InvalidArgumentError(f"{name}: rotary_cos, rotary_sin", got=got, allowed=f"at least {high + reach}")

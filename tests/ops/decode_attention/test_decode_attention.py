@@ -182,7 +182,7 @@ def test_negative_scores_are_not_measured_against_zero() -> None:
     case.check(*case.run())
 
 
-@pytest.mark.parametrize("block_size", [16, 64, 128, 24])
+@pytest.mark.parametrize("block_size", [16, 64, 128, 24, 1])
 def test_paged_equals_plain_bit_for_bit(block_size: int) -> None:
     case = Case([1, 17, 64, 130, 200, 0])
     blocks = -(-case.capacity // block_size)
