@@ -143,6 +143,13 @@ def test_logits_agree_for_every_option(variant: str, device: str, tmp_path: Path
     check_every_schedule(tmp_path, device=device)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("family", "head_dim"), [("llama", 2), ("qwen3", 4), ("mistral", 20)])
+def test_logits_agree_for_small_and_odd_head_dims(family: str, head_dim: int, packed: bool, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, config_of(family, "default", **WINDOWED[family], head_dim=head_dim))
+    check_every_schedule(tmp_path, packed=packed)
+
+
 @pytest.mark.parametrize(
     ("body", "head", "tied"),
     [

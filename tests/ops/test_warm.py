@@ -66,7 +66,9 @@ def test_a_head_dim_that_attention_does_not_take_is_refused_first(
     monkeypatch: pytest.MonkeyPatch, head_dim: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(UnsupportedError, match=f"warm: head_dim: {head_dim}; allowed: multiples of 8 from 16 to 256"):
+    with pytest.raises(
+        UnsupportedError, match=f"warm: head_dim: {head_dim}; allowed: multiples of 8 from 16 to 256 on a GPU"
+    ):
         warm("cuda:0", head_dims=(64, head_dim))
 
 

@@ -74,8 +74,8 @@ class Llama:
         self.config, self.weights, self.max_model_len = config, weights, max_model_len
         self.device, self.dtype = weights.norm.device, weights.norm.dtype
         self.rotary = RotaryTable(config, max_model_len, self.device)
-        # The kernels begin at 16; PyTorch's attention takes the small heads of test models.
-        self.prefill_backend = "auto" if config.head_dim >= 16 else "torch"
+        # A GPU's kernels begin at 16; PyTorch's attention takes the small heads of test models.
+        self.prefill_backend = "auto" if self.device.type == "cpu" or config.head_dim >= 16 else "torch"
 
     def new_cache(self, *, num_slots: int, capacity: int) -> StaticKVCache:
         """Make a KV cache of this model's shape. Raises CapacityError."""

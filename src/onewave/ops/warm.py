@@ -64,7 +64,7 @@ def warm(
     if threads is not None and threads < 1:
         raise InvalidArgumentError("threads", got=str(threads), allowed="1 or more")
     for head_dim in head_dims:
-        check_head_dim("warm", head_dim)
+        check_head_dim("warm", head_dim, on_cpu=False)
     if ":" not in str(where):
         where = torch.device("cuda", current_device())
     calls = _calls(where, dtypes, head_dims, every)

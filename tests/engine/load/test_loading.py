@@ -199,6 +199,9 @@ def test_what_can_not_be_loaded_is_refused(tmp_path: Path) -> None:
         load_model(location, config, LoadOptions(dtype=torch.bfloat16, device=CPU), packed=True)
     with pytest.raises(UnsupportedError, match=r"dtype of the weights: torch\.float64"):
         load_model(location, config, LoadOptions(dtype=torch.float64, device=CPU))
+    options = LoadOptions(dtype=torch.bfloat16, device=torch.device("cuda"), load_format="dummy")
+    with pytest.raises(UnsupportedError, match=r"head_dim: 20; allowed: multiples of 8 from 8 to 256 on a GPU"):
+        load_model(location, replace(config, head_dim=20), options)
 
 
 def test_progress_goes_to_stderr_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

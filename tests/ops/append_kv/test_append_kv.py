@@ -279,7 +279,7 @@ LOW = {"dtype": torch.float16, "device": DEVICE}
 
 def bad_calls() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
     wide, index = {"device": DEVICE}, {"dtype": torch.int64, "device": DEVICE}
-    cache84 = torch.zeros(2, 2, 8, 84, **LOW)
+    cache83 = torch.zeros(2, 2, 8, 84, **LOW)
     return {
         "rank": ({"qkv": torch.zeros(3, 8, 32, **LOW)}, ShapeError, "qkv"),
         "width": (
@@ -289,9 +289,9 @@ def bad_calls() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
         ),
         "heads": ({"num_heads": 3, "qkv": torch.zeros(3, 7 * 32, **LOW)}, ShapeError, "a multiple of 2"),
         "head_dim": (
-            {"qkv": torch.zeros(3, 8 * 84, **LOW), "k_cache": cache84, "v_cache": cache84, "rotary": None},
+            {"qkv": torch.zeros(3, 8 * 83, **LOW), "k_cache": cache83, "v_cache": cache83, "rotary": None},
             UnsupportedError,
-            "head_dim: 84; allowed: multiples of 8",
+            "head_dim: 83; allowed: multiples of",
         ),
         "integers": ({"qkv": torch.zeros(3, 256, **wide).int()}, UnsupportedError, "dtype: torch.int32"),
         "mixed dtypes": ({"qkv": torch.zeros(3, 256, **wide).bfloat16()}, UnsupportedError, "cache dtype"),

@@ -61,7 +61,10 @@ def test_swiglu(rows: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "rotary_dim"), [(9, 3, 80, 80), (3, 1, 16, 8)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "rotary_dim"),
+    [(9, 3, 80, 80), (3, 1, 16, 8), (4, 2, 20, 6), (2, 1, 4, 4), (2, 2, 2, 2)],
+)
 @pytest.mark.parametrize("extras", [False, True])
 def test_append_kv(tokens: int, heads: int, kv_heads: int, head_dim: int, rotary_dim: int, extras: bool) -> None:
     width = (heads + 2 * kv_heads) * head_dim
@@ -84,7 +87,9 @@ def test_append_kv(tokens: int, heads: int, kv_heads: int, head_dim: int, rotary
         assert_close(out.nan_to_num(), right.nan_to_num(), plain.nan_to_num())
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (9, 3, 80), (7, 1, 16)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 4, 64), (9, 3, 80), (7, 1, 16), (4, 2, 20), (2, 1, 4), (2, 2, 2)]
+)
 @pytest.mark.parametrize("window", [None, 1, 100])
 def test_decode_attention(heads: int, kv_heads: int, head_dim: int, window: int | None) -> None:
     lengths = [1, 63, 64, 65, 300]

@@ -29,6 +29,12 @@ def test_any_heads_and_head_dim(engine, heads, kv_heads, head_dim):
     Case([5, 0, 23], heads, kv_heads, head_dim).with_everything().check(engine)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="of a CPU")
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 2), (4, 2, 4), (7, 1, 20), (4, 4, 254)])
+def test_a_cpu_takes_any_even_head_dim(heads, kv_heads, head_dim):
+    Case([5, 0, 23], heads, kv_heads, head_dim).with_everything().check(reference)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("packed", [False, True])
 def test_histories_around_a_block(engine, packed):

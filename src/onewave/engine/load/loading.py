@@ -30,6 +30,7 @@ from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 from onewave.models.names import GGUF, HF, Layout, check_tensors, expected_shapes, hf_layout, layer_part_shapes
 from onewave.models.registry import FAMILIES
+from onewave.ops.attention.checks import check_head_dim
 from onewave.ops.linear import LinearWeight, can_pack, pack, pack_dense
 from onewave.weights.fetch.sources import LOAD_FORMATS, ModelLocation
 from onewave.weights.store import WeightStore, quote
@@ -65,6 +66,8 @@ def open_parts(
         raise UnsupportedError("dtype of the weights", got=str(dtype), allowed=", ".join(map(str, _DTYPES)))
     if packed and (dtype is not torch.float32 or device.type != "cpu"):
         raise UnsupportedError("packed weights", got=f"{dtype} on {device}", allowed="torch.float32 on cpu")
+    if device.type != "cpu":
+        check_head_dim(f"model {location.name}", config.head_dim, on_cpu=False, least=8)
     store, layout = _open(location, config, options)
     try:
         check_tensors(store, config, layout)

@@ -136,8 +136,8 @@ def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
             allowed = f"a multiple of attention.head_count={num_heads} where attention.key_length is absent"
             raise fields.refuse("embedding_length", allowed)
         head_dim = hidden_size // num_heads
-    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
-        allowed = f"a multiple of 8 up to {MAX_HEAD_DIM}"
+    if head_dim % 2 or head_dim > MAX_HEAD_DIM:
+        allowed = f"an even number up to {MAX_HEAD_DIM}"
         raise fields.error("attention.key_length", got=str(head_dim), allowed=allowed)
     if (fields.optional_integer("attention.value_length") or head_dim) != head_dim:
         raise UnsupportedError(

@@ -128,9 +128,9 @@ def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) 
     if given is None and hidden_size % num_heads:
         raise fields.refuse("hidden_size", f"a multiple of num_attention_heads={num_heads} where head_dim is absent")
     head_dim = given if given is not None else hidden_size // num_heads
-    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
+    if head_dim % 2 or head_dim > MAX_HEAD_DIM:
         key = "head_dim" if fields.has("head_dim") else "hidden_size"
-        allowed = f"a head_dim that is a multiple of 8 up to {MAX_HEAD_DIM}"
+        allowed = f"an even head_dim up to {MAX_HEAD_DIM}"
         raise fields.error(key, got=f"head_dim={head_dim}", allowed=allowed)
     return head_dim
 

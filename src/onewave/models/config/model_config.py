@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_HEAD_DIM = 256
-"""Of the head dimensions that attention takes, multiples of 8."""
+"""Of the head dimensions that attention takes, even numbers; a GPU takes multiples of 8."""
 
 
 @dataclass(frozen=True)

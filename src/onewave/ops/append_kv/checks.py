@@ -7,6 +7,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.append_kv.call import AppendCall
+from onewave.ops.attention.checks import check_head_dim
 from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
 from onewave.ops.library import check_apart, check_optional, check_tensors
@@ -90,8 +91,7 @@ def _check_heads(call: AppendCall) -> None:
             got=f"{tuple(qkv.shape)} with {num_heads} query heads",
             allowed=f"[tokens, {width}], query heads a multiple of {num_kv_heads}",
         )
-    if head_dim % 8 or not 8 <= head_dim <= 256:
-        raise UnsupportedError(f"{_NAME}: head_dim", got=str(head_dim), allowed="multiples of 8 up to 256")
+    check_head_dim(_NAME, head_dim, on_cpu=not call.on_gpu, least=8)
     if qkv.dtype not in (_CUDA_DTYPES if call.on_gpu else _CPU_DTYPES):
         got = f"{qkv.dtype} on {qkv.device.type if call.described is None else call.described.text}"
         raise UnsupportedError(f"{_NAME}: dtype", got=got, allowed="bfloat16, float16 (float32 on a CPU)")

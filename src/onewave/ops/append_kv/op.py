@@ -38,9 +38,10 @@ def append_kv(
 ) -> Tensor:
     """Add bias, normalise and rotate q and k, write k and v into the cache, return q.
 
-    qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim] bf16|fp16 (float32 on a CPU). rotary: [tokens, rotary_dim]
-    float32, cosines then sines of each token's position, or None; pairs are (i, i + rotary_dim / 2) for "neox",
-    (2i, 2i + 1) for "interleaved"; dimensions past rotary_dim are not rotated. head_dim: a multiple of 8 up to 256.
+    qkv: [tokens, (num_heads + 2 * num_kv_heads) * head_dim] bf16|fp16 (float32 on a CPU); head_dim a multiple of 8 up
+    to 256, on a CPU any even one. rotary: [tokens, rotary_dim] float32, cosines then sines of each token's position, or
+    None; pairs are (i, i + rotary_dim / 2) for "neox", (2i, 2i + 1) for "interleaved"; dimensions past rotary_dim are
+    not rotated.
     k_cache, v_cache: [slots, num_kv_heads, capacity, head_dim], any strides with a contiguous last axis; k may be
     packed, [slots, num_kv_heads, head_dim / x, capacity, x], x elements being 16 bytes. Their dtype is qkv's, int8 or
     float8_e4m3fn: then x / scale is stored, rounded half to even and saturated at the dtype's range; k_scale, v_scale:

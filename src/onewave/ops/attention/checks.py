@@ -15,7 +15,6 @@ from onewave.ops.library import check_optional, check_tensors, checks_contents, 
 
 BACKENDS = ("auto", "triton", "gluon", "mma", "torch", "reference")
 SMALLEST_HEAD_DIM = 16
-_SMALLEST_IN_TORCH = 8
 _MAX_TOKENS = (1 << 31) - 1
 _HALVES = (torch.float16, torch.bfloat16)
 _BIAS_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
@@ -74,7 +73,7 @@ def check(call: AttentionCall) -> None:
         got = f"{num_heads} query heads, {num_kv_heads} KV heads"
         raise ShapeError(f"{name}: heads", got=got, allowed="a multiple of the KV heads")
     in_torch = call.backend == "torch" and packed is None
-    check_head_dim(name, head_dim, _SMALLEST_IN_TORCH if in_torch else SMALLEST_HEAD_DIM)
+    check_head_dim(name, head_dim, on_cpu=call.on_cpu, least=8 if in_torch else SMALLEST_HEAD_DIM)
     check_kinds(name, q, k, v, on_cpu=call.on_cpu)
     for label, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.stride(-1) != 1 and tensor.numel() > 0:
@@ -93,15 +92,12 @@ def check(call: AttentionCall) -> None:
         raise InvalidArgumentError(f"{name}: backend", got=shown(call.backend), allowed=", ".join(BACKENDS))
 
 
-def check_head_dim(name: str, head_dim: int, smallest: int = SMALLEST_HEAD_DIM) -> None:
-    """Raises UnsupportedError for one that no kernel has."""
-    if head_dim % 8 or not smallest <= head_dim <= 256:
-        raise UnsupportedError(
-            f"{name}: head_dim",
-            got=str(head_dim),
-            allowed=f"multiples of 8 from {smallest} to 256",
-            next="Pad it with zeros.",
-        )
+def check_head_dim(name: str, head_dim: int, *, on_cpu: bool, least: int = SMALLEST_HEAD_DIM) -> None:
+    """Check for an even one up to 256 on a CPU, and a multiple of 8 from `least` on a GPU. Raises UnsupportedError."""
+    step, least = (2, 2) if on_cpu else (8, least)
+    if head_dim % step or not least <= head_dim <= 256:
+        allowed = f"multiples of {step} from {least} to 256" + ("" if on_cpu else " on a GPU")
+        raise UnsupportedError(f"{name}: head_dim", got=str(head_dim), allowed=allowed, next="Pad it with zeros.")
 
 
 def check_kinds(name: str, q: Tensor, *others: Tensor, on_cpu: bool | None = None) -> None:

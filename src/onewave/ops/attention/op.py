@@ -48,8 +48,8 @@ def attention(
     """softmax(q k^T * scale + bias) v, over the keys that each query may see.
 
     q: [batch, heads, Sq, head_dim]; k, v: [batch, kv_heads, Sk, head_dim]; Sq, Sk >= 0; bf16 or fp16, on a CPU also
-    fp32; head_dim a multiple of 8 from 16 (backend="torch": 8) to 256; any strides (0 for expanded axes) with a
-    contiguous last axis. Query head h reads KV head h // (heads / kv_heads).
+    fp32; head_dim a multiple of 8 from 16 (backend="torch": 8) to 256, on a CPU any even one from 2; any strides (0 for
+    expanded axes) with a contiguous last axis. Query head h reads KV head h // (heads / kv_heads).
 
     align: query i stands at key i + Sk - Sq ("bottom-right": the last query at the last key) or at key i ("top-left").
     causal: a query sees no key beyond its place. window: a number of keys, the query's place and those to its left (the

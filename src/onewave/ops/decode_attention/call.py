@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.ops.attention.checks import check_head_dim
 from onewave.ops.attention.masks import as_whole, check_softcap, is_finite, is_whole
 from onewave.ops.choice import Call
 from onewave.ops.decode_attention.caches import CacheShape, cache_shape
@@ -190,8 +191,7 @@ def _check_operands(call: DecodeCall) -> CacheShape:
             got=f"{num_heads} heads, {num_queries} queries, head_dim {head_dim}",
             allowed=f"a multiple of {shape.num_kv_heads} heads, 1 to {MAX_QUERIES} queries, head_dim {shape.head_dim}",
         )
-    if head_dim % 8 or not 8 <= head_dim <= 256:
-        raise UnsupportedError(f"{_NAME}: head_dim", got=str(head_dim), allowed="multiples of 8 up to 256")
+    check_head_dim(_NAME, head_dim, on_cpu=not call.on_gpu, least=8)
     if q.stride(-1) != 1:
         raise ShapeError(f"{_NAME}: q strides", got=str(q.stride()), allowed="a contiguous last axis")
     if q.dtype not in (_HALVES if call.on_gpu else (*_HALVES, torch.float32, torch.float64)):

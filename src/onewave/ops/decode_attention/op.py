@@ -39,7 +39,7 @@ def decode_attention(
     """Attend a row's newest tokens to all keys its sequence has in the cache, their own included.
 
     q: [rows, heads, queries, head_dim] bf16|fp16 (float32 on a CPU), 1 to 8 queries; [rows, heads, head_dim] for one.
-    head_dim: a multiple of 8 up to 256.
+    head_dim: a multiple of 8 up to 256, on a CPU any even one.
     k_cache, v_cache: [rows, kv_heads, capacity, head_dim], or [blocks, kv_heads, block_size, head_dim] with
     block_table [rows, blocks a row] int32|int64; k may be packed as [.., kv_heads, head_dim / x, capacity, x], x being
     16 bytes (see caches.py). Their dtype is q's, int8, or float8_e4m3fn; k_scale, v_scale: [kv_heads] float32, what a

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.ops.attention.checks import check_head_dim
 from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
 from onewave.ops.library import check_apart, check_optional, check_tensors, shares_elements
@@ -45,6 +46,7 @@ def check(call: MaskedCall) -> None:
     """Check everything that needs no reading of tensors. Raises ShapeError, UnsupportedError, InvalidArgumentError."""
     rows, width, head_dim = call.qkv.shape
     seq_lens, fused, num_heads = call.seq_lens, call.fused, call.num_heads
+    check_head_dim(_NAME, head_dim, on_cpu=not call.on_gpu)
     _check_dtypes(call)
     if seq_lens.shape != (rows,) or seq_lens.dtype not in (torch.int32, torch.int64):
         got = f"{seq_lens.dtype} {tuple(seq_lens.shape)}"
@@ -80,9 +82,7 @@ def check_backend(call: MaskedCall) -> None:
 
 def _num_heads(qkv: Tensor, num_kv_heads: int, head_dim: int) -> int:
     """How many query heads qkv holds besides the cache's key and value heads."""
-    if head_dim % 8 or not 16 <= head_dim <= 256:
-        raise UnsupportedError(f"{_NAME}: head_dim", got=str(head_dim), allowed="multiples of 8 from 16 to 256")
-    width = qkv.shape[1] // head_dim if qkv.ndim == 2 else qkv.shape[-2]
+    width = qkv.shape[1] // max(head_dim, 1) if qkv.ndim == 2 else qkv.shape[-2]
     fits = qkv.shape[1] == width * head_dim if qkv.ndim == 2 else qkv.shape[-1] == head_dim
     num_heads = width - 2 * num_kv_heads
     if not fits or num_heads <= 0 or num_heads % num_kv_heads:

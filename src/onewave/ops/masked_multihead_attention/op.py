@@ -60,7 +60,7 @@ def masked_multihead_attention(
     cache_k, cache_v: [rows, kv_heads, capacity, head_dim] bf16|fp16 (float32 on a CPU), written in place; any strides
     with a contiguous last axis. cache_k may be packed, [rows, kv_heads, head_dim / x, capacity, x], x elements being 16
     bytes. A cache in one tensor [2, rows, kv_heads, capacity, head_dim] is passed as `*cache.unbind(0)`. head_dim: a
-    multiple of 8 from 16 to 256.
+    multiple of 8 from 16 to 256, on a CPU any even one from 2.
     seq_lens: [rows] int32|int64, the history's length without the new token, less than capacity. A row whose length is
     negative, or that is true in finished ([rows] bool), is skipped: its cache stays, and so does its part of out.
     bias: [W, head_dim]. qkv_out_scale: [W, head_dim] float32, with int32 qkv only, and required by it.
