@@ -20,15 +20,26 @@ from onewave.cli.session import Opened
 class FakeLLM:
     """Answers `answer to <message>` a word at a time and remembers what it was asked.
 
-    on_token: called before each word with its number.
+    A token is a character of a message. on_token: called before each word with its number. reason: why answers end.
     """
+
+    max_model_len = 100
 
     def __init__(self) -> None:
         self.asked: list[list[dict[str, str]]] = []
+        self.layouts: list[dict[str, Any]] = []
         self.closed = 0
         self.on_token: Any = lambda number: None
+        self.reason = "stop"
 
-    def chat_stream(self, messages: list[dict[str, str]], params: Any) -> Iterator[Any]:
+    def get_tokenizer(self) -> FakeLLM:
+        return self
+
+    def encode_chat(self, messages: list[dict[str, str]], **layout: Any) -> str:
+        return "".join(message["content"] for message in messages)
+
+    def chat_stream(self, messages: list[dict[str, str]], params: Any, **layout: Any) -> Iterator[Any]:
+        self.layouts.append(layout)
         if messages[-1]["content"] == "too long":
             raise InvalidArgumentError("prompt", got="99 tokens", allowed="up to 9")
         self.asked.append([dict(message) for message in messages])
@@ -38,7 +49,8 @@ class FakeLLM:
         try:
             for number, word in enumerate(["answer", " to", f" {message}"]):
                 self.on_token(number)
-                yield SimpleNamespace(outputs=[SimpleNamespace(delta=word)])
+                output = SimpleNamespace(delta=word, token_ids=[1] * (number + 1), finish_reason=self.reason)
+                yield SimpleNamespace(outputs=[output])
         finally:
             self.closed += 1
 
@@ -87,7 +99,7 @@ def test_exit_leaves_at_once(talk, llm):
 
 def test_help_lists_the_commands(talk, llm):
     out = talk("/help\n").out
-    for command in ("/reset", "/exit", "/help", "Ctrl-C"):
+    for command in ("/reset", "/keep", "/exit", "/help", "Ctrl-C"):
         assert command in out
     assert not llm.asked
 
@@ -134,7 +146,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(talk, llm):
 
     llm.on_token = interrupt
     done = talk("one\ntwo\n")
-    assert (done.status, done.out) == (0, "answer to\nanswer to two\n")
+    assert (done.status, done.out, done.err) == (0, "answer to\nanswer to two\n", "[stopped]\n")
     assert contents(llm.asked[1]) == ["one", "answer to", "two"]
     assert llm.closed == 2
 
@@ -149,6 +161,81 @@ def test_a_second_ctrl_c_stops_an_answer_that_has_not_begun(talk, llm):
     done = talk("one\ntwo\n")
     assert (done.status, done.out) == (0, "answer to two\n")
     assert contents(llm.asked[1]) == ["two"]
+
+
+def test_an_answer_cut_by_its_length_says_by_which(talk, llm):
+    llm.reason = "length"
+    assert talk("one\n", "--max-tokens", "3").err == "[cut off by --max-tokens 3]\n"
+    assert talk("one\n").err.startswith(
+        "[cut off: the context of 100 tokens is full. /reset begins anew, /keep N drops"
+    )
+
+
+LONG = "x" * 20 + "\n"  # 50 tokens of a turn
+
+
+def test_a_full_context_says_so_and_offers_what_helps(talk, llm):
+    done = talk(LONG + LONG + "y" * 20 + "\n")
+    assert done.status == 2
+    assert done.err.startswith("error: the context is full: 120 tokens; allowed: up to 99. /reset begins anew, /keep N")
+    assert "--keep N" in done.err
+    assert len(llm.asked) == 2
+
+
+def test_the_oldest_turns_go_when_the_context_is_full_but_not_those_to_keep(talk, llm):
+    done = talk(LONG + LONG + LONG, "--keep", "0", "--system-prompt", "Be.")
+    assert (done.status, done.err) == (0, "[the context is full: the oldest turn is dropped]\n")
+    assert [len(asked) for asked in llm.asked] == [2, 4, 4]
+    assert contents(llm.asked[2])[0] == "Be."
+    llm.asked.clear()
+    assert "the context is full: 123 tokens" in talk(LONG + LONG + LONG, "--keep", "2", "--system-prompt", "Be.").err
+    assert [len(asked) for asked in llm.asked] == [2, 4]
+
+
+def test_turns_go_until_an_answer_has_room(talk, llm):
+    """A quarter of the context, or what --max-tokens asks for."""
+    said = "a\n" * 4 + "x" * 15 + "\n"  # turns of 12 tokens
+    done = talk(said, "--keep", "0")
+    assert done.err == ""
+    assert talk(said, "--keep", "0", "--max-tokens", "99").err == ""
+    done = talk("a\n" * 5 + "x" * 20 + "\n", "--keep", "0")
+    assert done.err == "[the context is full: the oldest turn is dropped]\n"
+    assert talk("a\n" * 5 + "x" * 20 + "\n", "--keep", "0", "--max-tokens", "20").err == ""
+
+
+def test_what_to_keep_can_be_said_within_the_conversation(talk, llm):
+    done = talk(LONG + LONG + "/keep 1\n" + LONG)
+    assert (done.status, done.err) == (0, "[the context is full: the oldest turn is dropped]\n")
+    assert "/keep two" in talk("/keep two\n").err
+
+
+def test_a_template_and_tools_come_from_files(talk, llm, tmp_path):
+    template, tools = tmp_path / "chat.jinja", tmp_path / "tools.json"
+    template.write_text("{{ messages[0].content }}\n")
+    tools.write_text('[{"type": "function"}]')
+    talk("one\n", "--chat-template", template, "--tools", tools)
+    talk("one\n", "--chat-template", "tool_use")
+    assert llm.layouts[0] == {"chat_template": "{{ messages[0].content }}\n", "tools": [{"type": "function"}]}
+    assert llm.layouts[1] == {"chat_template": "tool_use"}
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "says"),
+    [
+        ("--chat-template", "You are helpful.", "no Jinja in it; allowed: {{ ... }} and {% ... %}"),
+        ("--chat-template", None, "'PATH'; allowed: a file of Jinja, or a name"),
+        ("--tools", None, "PATH: can't be read (No such file or directory)"),
+        ("--tools", "[", "PATH: not JSON"),
+        ("--tools", '{"name": "f"}', "PATH: {'name': 'f'}; allowed: a list of"),
+    ],
+)
+def test_a_file_that_is_no_template_and_no_tools_is_refused(talk, llm, tmp_path, option, text, says):
+    file = tmp_path / "file.txt"
+    if text is not None:
+        file.write_text(text)
+    message = talk("one\n", option, file).error()
+    assert message.startswith(f"error: {option}")
+    assert says.replace("PATH", str(file)) in message
 
 
 def test_ctrl_c_acts_as_before_once_an_answer_is_over(talk, llm):

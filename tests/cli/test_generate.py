@@ -7,8 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
+
+from onewave.cli.sampling import GenerateSampling, Sampling
+from onewave.engine.params import SamplingParams
 
 
 class Pipe(io.TextIOWrapper):
@@ -100,6 +104,69 @@ def test_a_stop_string_ends_the_text_before_it(run):
     stopped = json.loads(run("Hello", "--json", "--stop", character).out)["outputs"][0]
     assert stopped["text"] == whole["text"].split(character)[0]
     assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", character)
+
+
+def test_every_sampling_parameter_has_an_option_of_generate(run):
+    assert {each.name for each in fields(GenerateSampling)} == {each.name for each in fields(SamplingParams)}
+    text = run("--help").out
+    assert all(f"--{each.name.replace('_', '-')}" in text for each in fields(SamplingParams))
+
+
+def test_options_become_sampling_parameters():
+    options = GenerateSampling(
+        logit_bias=["15=-100", "3=2.5"],
+        stop=[r"\n\t\r\\", r"\u00e9\U0001f600\ud83d\ude00", "end."],
+        stop_token_ids=["2,13", "7"],
+        skip_special_tokens=False,
+        detokenize=True,
+    )
+    assert options.params() == SamplingParams(
+        max_tokens=128,
+        temperature=0,
+        logit_bias={15: -100, 3: 2.5},
+        stop=["\n\t\r\\", "é😀😀", "end."],
+        stop_token_ids=[2, 13, 7],
+        skip_special_tokens=False,
+    )
+    assert Sampling().params() == SamplingParams(max_tokens=None, temperature=0)
+
+
+def test_options_reach_the_model(run):
+    usual = json.loads(run("Hello", "--json").out)["outputs"][0]
+    first, second = usual["token_ids"][:2]
+    banned = json.loads(run("Hello", "--json", "--logit-bias", f"{first}=-100").out)["outputs"][0]
+    assert banned["token_ids"][0] != first
+    stopped = json.loads(run("Hello", "--json", "--stop-token-ids", f"1,{second}").out)["outputs"][0]
+    assert (stopped["token_ids"][-1], stopped["stop_reason"]) == (second, second)
+    bare = json.loads(run("Hello", "--json", "--no-detokenize").out)["outputs"][0]
+    assert (bare["text"], bare["token_ids"]) == ("", usual["token_ids"])
+
+
+def test_prompt_logprobs_are_printed_for_all_but_the_first_token(run):
+    lines = run("Hello", "--prompt-logprobs", "1").out.splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["'e'", "'l'", "'l'", "'o'"]
+    found = json.loads(run("Hello", "--prompt-logprobs", "1", "--json").out)["prompt_logprobs"]
+    assert [entries and entries[0]["token"] for entries in found] == [None, "e", "l", "l", "o"]
+
+
+def test_json_lines_hold_prompts_of_several_lines_and_token_ids(run, tmp_path, monkeypatch):
+    said = '"one\\ntwo"\n\n{"prompt": "three"}\r\n{"prompt_token_ids": [7, 8]}\n'
+    (tmp_path / "prompts.jsonl").write_text(said)
+    done = [json.loads(line) for line in run("--prompt-file", tmp_path / "prompts.jsonl", "--json").out.splitlines()]
+    assert [each["prompt"] for each in done] == ["one\ntwo", "three", None]
+    assert done[2]["prompt_token_ids"] == [7, 8]
+    assert "--- [7, 8]" in run("--prompt-file", tmp_path / "prompts.jsonl").out
+    monkeypatch.setattr(sys, "stdin", Pipe(said.encode()))
+    assert json.loads(run("--prompt-format", "jsonl", "--json").out.splitlines()[0])["prompt"] == "one\ntwo"
+    lines = run("--prompt-file", tmp_path / "prompts.jsonl", "--prompt-format", "lines", "--json").out.splitlines()
+    assert json.loads(lines[0])["prompt"] == '"one\\ntwo"'
+
+
+@pytest.mark.parametrize("line", ["one", '""', "[1]", "{}", '{"prompt": "a", "outputs": []}', "7", "null"])
+def test_a_line_that_is_no_prompt_in_json_is_named(run, tmp_path, line):
+    (tmp_path / "prompts.jsonl").write_text(f'"a"\n\n{line}\n')
+    message = run("--prompt-file", tmp_path / "prompts.jsonl").error()
+    assert message.startswith(f"error: --prompt-file {tmp_path / 'prompts.jsonl'} line 3: ")
 
 
 def test_logprobs_are_printed_a_line_a_token(run):

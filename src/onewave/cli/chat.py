@@ -2,99 +2,81 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError
 from onewave.cli import options
+from onewave.cli.files import read_chat_template, read_tools
+from onewave.cli.naming import error_line, option_names
+from onewave.cli.sampling import Sampling
 from onewave.cli.session import Opened, open_llm, stats_line
-from onewave.weights.fetch.aliases import DEFAULT_ALIAS
 
 if TYPE_CHECKING:
     from onewave.engine.output import RequestOutput
     from onewave.engine.params import SamplingParams
 
 _HELP = """/reset  forget the conversation (the system prompt stays)
+/keep N drop the oldest turns whenever the context is full, but never the last N
 /help   this list
 /exit   leave; Ctrl-D does too
 Ctrl-C  stops an answer, or drops the line being typed; what was answered so far stays in the conversation"""
+_REMEDIES = "/reset begins anew, /keep N drops the oldest turns but N (from the start: --keep N)"
+# With --keep, turns go until this share of the context is free for an answer, or what --max-tokens asks for.
+_ANSWERS_SHARE = 4
 
 
 def chat(
-    model: options.Model = DEFAULT_ALIAS,
+    context: typer.Context,
     message: Annotated[str | None, typer.Option("--message", help="Answer this alone, then leave.")] = None,
     system_prompt: Annotated[str | None, typer.Option("--system-prompt", help="How the model should behave.")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", help="Most tokens of an answer. Default: as many as fit.")
+    chat_template: Annotated[
+        str | None,
+        typer.Option("--chat-template", metavar="FILE", help="Jinja; or the name of one of the model's templates."),
     ] = None,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    max_model_len: options.MaxModelLen = None,
-    load_format: options.LoadFormat = "auto",
-    revision: options.Revision = None,
-    tokenizer: options.Tokenizer = None,
-    enforce_eager: options.EnforceEager = False,
-    decode: options.Decode = "auto",
-    keep_unpacked: options.KeepUnpacked = None,
-    quantization: options.Quantization = None,
-    compact: options.Compact = None,
+    tools: Annotated[
+        Path | None, typer.Option("--tools", metavar="FILE", help="JSON schemas of functions that it may call.")
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option("--keep", min=0, help="When the context is full, drop the oldest turns, but never the last N."),
+    ] = None,
+    *,
+    sampling: Sampling,
+    loading: options.Loading,
     stats: options.Stats = False,
 ) -> None:
     """Talk with a model; answers are printed as they come.
 
     Reads a message a line, from a terminal or a pipe. /help lists what else it understands.
     """
-    from onewave.engine.params import SamplingParams
-
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=stop,
-    )
+    params = sampling.params()
     if message is not None and not message.strip():
         raise InvalidArgumentError("--message", got="empty", allowed="at least one character")
     if message is None and sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] # closed by the shell
         raise InvalidArgumentError(
             "chat", got="standard input is closed", next="Give --message, or messages on standard input."
         )
-    opened = open_llm(
-        model,
-        load_format=load_format,
-        revision=revision,
-        tokenizer=tokenizer,
-        dtype=dtype,
-        device=device,
-        max_model_len=max_model_len,
-        max_num_seqs=1,
-        seed=params.seed or 0,
-        enforce_eager=enforce_eager,
-        decode=decode,
-        keep_unpacked=keep_unpacked,
-        quantization=quantization,
-        compact=compact,
+    layout: dict[str, Any] = {}
+    if chat_template is not None:
+        layout["chat_template"] = read_chat_template(chat_template)
+    if tools is not None:
+        layout["tools"] = read_tools(tools)
+    opened = open_llm(**asdict(loading), max_num_seqs=1, seed=params.seed or 0)
+    conversation = Conversation(
+        opened, params, layout, option_names(context.command), system_prompt=system_prompt, keep=keep, show_stats=stats
     )
-    conversation = Conversation(opened, params, system_prompt, show_stats=stats)
     if message is not None:
         conversation.answer(message, keep_going=False)
     elif not _talk(conversation):
@@ -103,11 +85,18 @@ def chat(
 
 @dataclass
 class Conversation:
-    """What was said so far, and the model that answers. messages: role and content, the system prompt first."""
+    """What was said so far, and the model that answers.
+
+    layout: arguments of LLM.chat_stream. names: of the command's options, for errors. keep: last turns that are never
+    dropped for want of room; None drops none. messages: role and content, the system prompt first.
+    """
 
     opened: Opened
     params: SamplingParams
+    layout: Mapping[str, Any]
+    names: Mapping[str, str]
     system_prompt: str | None = None
+    keep: int | None = None
     show_stats: bool = False
     messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
 
@@ -119,15 +108,15 @@ class Conversation:
         self.messages = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
 
     def answer(self, text: str, *, keep_going: bool = True) -> None:
-        """Answer a message, printing as it comes.
+        """Answer a message, printing as it comes; stderr says where an answer was cut.
 
         keep_going: Ctrl-C stops the answer, which stays in the conversation as far as it got; otherwise it raises
         KeyboardInterrupt. A message without any answer (too long, or stopped at once) leaves no trace in it.
         """
-        asked = [*self.messages, {"role": "user", "content": text}]
+        asked = self._with_room([*self.messages, {"role": "user", "content": text}])
         said, last = "", None
         with _interrupts(enabled=keep_going) as interrupted:
-            stream: Iterator[RequestOutput] = self.opened.llm.chat_stream(asked, self.params)
+            stream: Iterator[RequestOutput] = self.opened.llm.chat_stream(asked, self.params, **self.layout)
             try:
                 for last in stream:
                     said += last.outputs[0].delta
@@ -143,11 +132,51 @@ class Conversation:
                     stream.close()  # pyright: ignore[reportUnknownMemberType] # its send type does not matter here
                 if said:
                     print(flush=True)
+        if interrupted.is_set():
+            _remark("stopped")
+        elif last is not None and last.outputs[0].finish_reason == "length":
+            _remark(self._why_cut(len(last.outputs[0].token_ids)))
         if interrupted.is_set() and not said:
             return
         self.messages = [*asked, {"role": "assistant", "content": said}]
         if self.show_stats and last is not None:
             print(stats_line(self.opened, [last]), file=sys.stderr)
+
+    def _with_room(self, asked: list[dict[str, str]]) -> list[dict[str, str]]:
+        """The messages, without the oldest turns where they leave too little room for an answer and may go.
+
+        Raises InvalidArgumentError where there is no room at all and turns could go.
+        """
+        first = 0 if self.system_prompt is None else 1
+        if len(asked) == first + 1:
+            return asked
+        size = self.opened.llm.max_model_len
+        wanted = min(self.params.max_tokens or size, size // _ANSWERS_SHARE)
+        dropped, room = 0, self._room(asked)
+        while self.keep is not None and room < wanted and len(asked) > first + 2 * self.keep + 1:
+            del asked[first : first + 2]
+            dropped, room = dropped + 1, self._room(asked)
+        if room < 1 and len(asked) > first + 1:
+            got, allowed = f"{size - room} tokens", f"up to {size - 1}"
+            raise InvalidArgumentError("the context is full", got=got, allowed=allowed, next=f"{_REMEDIES}.")
+        if dropped:
+            _remark(f"the context is full: the oldest {'turn is' if dropped == 1 else f'{dropped} turns are'} dropped")
+        return asked
+
+    def _room(self, asked: list[dict[str, str]]) -> int:
+        """Tokens that an answer to these messages could have."""
+        tokenizer = self.opened.llm.get_tokenizer()
+        return self.opened.llm.max_model_len - len(tokenizer.encode_chat(asked, **self.layout))
+
+    def _why_cut(self, num_tokens: int) -> str:
+        if num_tokens == self.params.max_tokens:
+            return f"cut off by --max-tokens {num_tokens}"
+        return f"cut off: the context of {self.opened.llm.max_model_len} tokens is full. {_REMEDIES}"
+
+
+def _remark(text: str) -> None:
+    """A line beside the conversation."""
+    print(f"[{text}]", file=sys.stderr, flush=True)
 
 
 def _talk(conversation: Conversation) -> bool:
@@ -187,14 +216,16 @@ def _obey(conversation: Conversation, line: str) -> bool:
         conversation.reset()
     elif line == "/help":
         print(_HELP)
-    elif line.startswith("/") and " " not in line and "/" not in line[1:]:
+    elif match := re.fullmatch(r"/keep (\d{1,9})", line):
+        conversation.keep = int(match[1])
+    elif line.startswith("/keep ") or (line.startswith("/") and " " not in line and "/" not in line[1:]):
         print(f"error: no such command: {line}; /help lists them", file=sys.stderr)
         return False
     else:
         try:
             conversation.answer(line)
         except OnewaveError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {error_line(error, conversation.names)}", file=sys.stderr)
             return False
     return True
 

@@ -24,6 +24,7 @@ import typer
 
 from onewave.base.errors import OnewaveError, UnsupportedError
 from onewave.cli.commands import Listed, group
+from onewave.cli.naming import error_line, option_names
 
 app = group(
     {
@@ -130,7 +131,7 @@ def _report(error: BaseException, arguments: Sequence[str], *, debug: bool) -> i
         _drop_output()
         status, line = 1, f"error: {error.filename or 'the output'}: {error.strerror or error}"
     elif isinstance(error, OnewaveError):
-        status, line = 2, f"error: {error}"
+        status, line = 2, f"error: {error_line(error, option_names(_command_of(arguments)[1]))}"
     elif isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     elif callable(getattr(error, "format_message", None)):
@@ -156,17 +157,17 @@ def _drop_output() -> None:
 def _usage_line(error: Any, arguments: Sequence[str]) -> str:
     """Reduce a usage error to one sentence and where to read on."""
     context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else _command_of(arguments)
+    command = context.command_path if context is not None else _command_of(arguments)[0]
     text = " ".join(str(error.format_message()).split()).rstrip(".")
     return f"{text}. See `{command} --help`."
 
 
-def _command_of(arguments: Sequence[str]) -> str:
-    """The command that a line names."""
+def _command_of(arguments: Sequence[str]) -> tuple[str, Any]:
+    """The command that a line names: its words, and itself."""
     path = ["onewave"]
     found: Any = typer.main.get_command(app)
     for word in arguments:
         if word in getattr(found, "listed", ()):
             path.append(word)
             found = found.commands[word]
-    return " ".join(path)
+    return " ".join(path), found

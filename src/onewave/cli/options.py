@@ -59,15 +59,6 @@ Compact = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print load time, time to first token and tokens/s on stderr.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Of the random draws; the same seed gives the same tokens.")]
-Temperature = Annotated[float, typer.Option("--temperature", help="0 takes the greedy token every time.")]
-TopK = Annotated[int, typer.Option("--top-k", help="Sample from the k most likely tokens; 0 or -1: from all.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Sample from the most likely tokens of this total probability.")]
-MinP = Annotated[float, typer.Option("--min-p", help="Leave out tokens below this share of the most likely one's.")]
-RepetitionPenalty = Annotated[
-    float, typer.Option("--repetition-penalty", help="Above 1: against tokens that were seen.")
-]
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="End at this text. May be given several times.")]
 Ledger = Annotated[
     Path | None,
     typer.Option("--ledger", metavar="[DIR]", help="Append the measurements to DIR (default: ./ledger)."),
@@ -86,6 +77,16 @@ class ModelOptions:
     decode: Decode = "auto"
     quantization: Quantization = None
     compact: Compact = None
+
+
+@dataclass(frozen=True)
+class Loading(ModelOptions):
+    """All of LLM's arguments that `generate` and `chat` take."""
+
+    max_model_len: MaxModelLen = None
+    tokenizer: Tokenizer = None
+    enforce_eager: EnforceEager = False
+    keep_unpacked: KeepUnpacked = None
 
 
 def chosen(call: typer.Context, names: Collection[str] | None = None) -> dict[str, Any]:

@@ -153,23 +153,21 @@ def choose_max_model_len(given: int | None, config: ModelConfig) -> int:
 def find_tokenizer(
     named: str | PathLike[str] | None, location: ModelLocation, settings: Settings
 ) -> tuple[Tokenizer | None, TokenizerError | None]:
-    """The tokenizer, or None and why: a model without one still works on token ids; a broken one is an error."""
+    """The tokenizer, or None and why: a model without one still works on token ids; a broken one is an error, and so is
+    a named one that is not there."""
     from onewave.engine.text.tokenizer import load_tokenizer
 
     if named is not None:
         path = Path(os.path.expanduser(named))  # leaves an unknown user's ~name as it is
         if os.path.isdir(path):
             return load_tokenizer(ModelLocation("hf", path, path.name)), None
-        return load_tokenizer(resolve(named, settings, load_format="dummy", progress=False)), None
-    if location.kind == "builtin":
-        return None, TokenizerError(
-            f"tokenizer of {location.name}",
-            got="none in a built-in configuration",
-            next="Pass tokenizer= or token ids.",
-        )
+        location = resolve(named, settings, load_format="dummy", progress=False)
+    none = "none in a built-in configuration"
     try:
+        if location.kind == "builtin":
+            raise TokenizerError(f"tokenizer of {location.name}", got=none, next="Pass tokenizer= or token ids.")
         return load_tokenizer(location), None
     except TokenizerError as error:
-        if error.got != "missing":
+        if named is not None or error.got not in ("missing", none):
             raise
         return None, error

@@ -105,7 +105,7 @@ def test_lines_that_cannot_be_written_are_not_lost(latency, tmp_path):
     assert done.status == 2
     *lines, error = done.err.splitlines()
     assert [json.loads(line)["metric"] for line in lines] == ["prefill", "decode_step"]
-    assert error.startswith(f"error: ledger {tmp_path}/figures/cpu.jsonl: can't be written")
+    assert error.startswith(f"error: --ledger {tmp_path}/figures/cpu.jsonl: can't be written")
 
 
 def test_each_batch_size_says_what_its_own_engine_did(latency, tmp_path, monkeypatch):

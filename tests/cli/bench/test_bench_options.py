@@ -61,7 +61,7 @@ def test_kernels_are_compiled_for_a_gpu_and_for_16_bits(onewave):
         "error: --input-len: 8,0; allowed: whole numbers from 1"
     )
     assert onewave("warm", "--threads", "0").error().startswith("error: --threads: 0; allowed: a whole number from 1")
-    assert onewave("warm", "--dtype", "int3").error().startswith("error: dtype: 'int3'")
+    assert onewave("warm", "--dtype", "int3").error().startswith("error: --dtype: 'int3'")
 
 
 def test_a_step_of_no_sequences_is_refused(onewave):

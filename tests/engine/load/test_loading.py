@@ -191,7 +191,7 @@ def test_a_checkpoint_can_lend_its_shape_to_dummy_weights(tmp_path: Path) -> Non
 def test_what_can_not_be_loaded_is_refused(tmp_path: Path) -> None:
     location = ModelLocation("builtin", None, "llama-3.2-1b")
     config = load_config(location)
-    with pytest.raises(InvalidArgumentError, match="Add `--load-format dummy`"):
+    with pytest.raises(InvalidArgumentError, match='Add load_format="dummy"'):
         load_model(location, config, LoadOptions(dtype=torch.float32, device=CPU))
     with pytest.raises(InvalidArgumentError, match="load_format: 'pickle'; allowed: auto, dummy"):
         load_model(location, config, LoadOptions(dtype=torch.float32, device=CPU, load_format="pickle"))

@@ -163,7 +163,7 @@ def test_a_builtin_configuration_needs_dummy_weights_whatever_directory_has_its_
     monkeypatch.chdir(tmp_path)
     found = resolve("tiny-1b", settings, load_format="dummy")
     assert found == ModelLocation("builtin", builtin / "tiny-1b.json", "tiny-1b")
-    with pytest.raises(ModelNotFoundError, match="Add `--load-format dummy`"):
+    with pytest.raises(ModelNotFoundError, match='Add load_format="dummy"'):
         resolve("tiny-1b", settings)
 
 

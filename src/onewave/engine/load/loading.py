@@ -96,7 +96,7 @@ def _open(location: ModelLocation, config: ModelConfig, options: LoadOptions) ->
         return DummyStore(expected_shapes(config, HF), options.dtype, options.seed, options.device), HF
     if location.path is None or location.kind == "builtin":
         raise InvalidArgumentError(
-            f"model {location.name}", got="a configuration without weights", next="Add `--load-format dummy`."
+            f"model {location.name}", got="a configuration without weights", next='Add load_format="dummy".'
         )
     if location.kind == "gguf":
         from onewave.weights.formats.gguf_store import GGUFStore

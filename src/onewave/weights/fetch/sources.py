@@ -148,8 +148,8 @@ def _builtin(name: str, load_format: str) -> ModelLocation:
     if load_format != "dummy":
         raise ModelNotFoundError(
             f"{name} is a built-in configuration without weights",
-            got=f"load format {load_format}",
-            next=f"Add `--load-format dummy` (load_format='dummy') for random weights, or give a checkpoint of {name}.",
+            got=f"load_format={load_format}",
+            next=f'Add load_format="dummy" for random weights, or give a checkpoint of {name}.',
         )
     return ModelLocation("builtin", _BUILTIN_DIR / f"{name}.json", name)
 

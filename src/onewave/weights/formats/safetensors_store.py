@@ -161,7 +161,7 @@ def _lone_file(directory: Path) -> Path:
         str(directory),
         got="has no weights",
         allowed="model.safetensors, or model.safetensors.index.json and its shards",
-        next="Fetch them, or add `--load-format dummy` for random weights.",
+        next='Fetch them, or add load_format="dummy" for random weights.',
     )
 
 
