@@ -24,7 +24,6 @@ import typer
 
 from onewave.base.errors import OnewaveError, UnsupportedError
 from onewave.cli.commands import Listed, group
-from onewave.cli.naming import error_line, option_names
 
 app = group(
     {
@@ -131,6 +130,8 @@ def _report(error: BaseException, arguments: Sequence[str], *, debug: bool) -> i
         _drop_output()
         status, line = 1, f"error: {error.filename or 'the output'}: {error.strerror or error}"
     elif isinstance(error, OnewaveError):
+        from onewave.cli.naming import error_line, option_names
+
         status, line = 2, f"error: {error_line(error, option_names(_command_of(arguments)[1]))}"
     elif isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
