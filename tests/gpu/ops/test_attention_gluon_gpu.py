@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import random
 import subprocess
 import sys
+from functools import partial
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from kit.operands.attention_on_gpu import LENGTHS, MASKS, NAN, framed, rounded
+from kit.operands.attention_on_gpu import LENGTHS, MASKS, check_hard_logits, check_packed, check_repeats, framed
+from kit.operands.attention_on_gpu import check as check_on
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.hopper.plan import config, swept
 from onewave.ops.attention.op import attention, attention_varlen
-from onewave.ops.attention.reference import attention as in_torch
 from onewave.ops.explain import explain
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -30,29 +30,7 @@ PADDED = ((96, BF16), (96, FP16), (40, FP16), (80, BF16), (192, BF16), (192, FP1
 SWEEP += [(d, dtype, mask) for at, (d, dtype) in enumerate(PADDED) for mask in MASKS[at % 3 :: 3]]
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, mask: dict[str, Any], what: object) -> None:
-    """Error at most twice the low-precision one; log-sums too; exact zeros and -inf; nothing written around."""
-    given = dict(mask)
-    if given.get("sinks"):
-        given["sinks"] = torch.randn(q.shape[1], generator=torch.Generator("cuda").manual_seed(9), device="cuda")
-    batch, heads, length, head_dim = q.shape
-    frame = torch.full((batch, heads, length + 9, head_dim + 8), 7.0, dtype=q.dtype, device="cuda")
-    out = frame[:, :, 4 : 4 + length, :head_dim]
-    _, lse = cast(
-        "tuple[Tensor, Tensor]", attention(q, k, v, out=out, return_lse=True, backend="gluon", **given)
-    )  # fmt: skip
-    sinks = {"sinks": given["sinks"].double()} if given.get("sinks") is not None else {}
-    exact, exact_lse = in_torch(q.double(), k.double(), v.double(), **given | sinks)
-    if k.shape[2]:
-        allowed = 2 * (rounded(q, k, v, given).double() - exact).abs().max() + 1e-5
-        assert (out.double() - exact).abs().max() <= allowed, what
-    else:
-        assert not out.any(), what
-    assert torch.equal(lse == -math.inf, exact_lse == -math.inf), what
-    finite = torch.isfinite(exact_lse)
-    torch.testing.assert_close(lse[finite].double(), exact_lse[finite], atol=2e-3, rtol=4e-5)
-    out.fill_(7.0)
-    assert (frame == 7.0).all(), what
+check = partial(check_on, "gluon")
 
 
 @pytest.mark.parametrize(("head_dim", "dtype", "mask"), SWEEP)
@@ -88,45 +66,16 @@ def test_every_head_dim_is_padded_in_shared_memory_alone(head_dim: int, dtype: t
 
 @pytest.mark.parametrize(("head_dim", "dtype"), [(64, BF16), (128, BF16), (64, FP16), (128, FP16), (256, BF16)])
 def test_logits_that_outgrow_a_rows_first_maximum_stay_exact(head_dim: int, dtype: torch.dtype) -> None:
-    for mask in ({}, {"causal": True}, {"causal": True, "window": 900}):
-        for scale in (1.0, 2.0, 4.0, 8.0):
-            q = framed((2, 4, 700, head_dim), dtype, 1, tokens_first=False, scale=scale)
-            k = framed((2, 2, 1500, head_dim), dtype, 2, tokens_first=False, scale=scale)
-            v = framed((2, 2, 1500, head_dim), dtype, 3, tokens_first=False)
-            check(q, k, v, mask, scale)
-        for huge in (0, 700, -1):
-            k = framed((2, 2, 1500, head_dim), dtype, 2, tokens_first=False)
-            k[:, :, huge] *= 30
-            check(q / 4, k, v, mask, huge)
-        # Scores rise from the last key, which is read first, to the first: every tile outgrows the one before.
-        rise = torch.linspace(12, 0.1, 1500, device="cuda").to(dtype)[:, None]
-        check(q.abs() / 4, k.abs() * rise, v, mask, "rising")
+    masks: list[dict[str, Any]] = [{}, {"causal": True}, {"causal": True, "window": 900}]
+    # Scores rise from the last key, which is read first, to the first: every tile outgrows the one before.
+    rise = torch.linspace(12, 0.1, 1500, device="cuda")
+    check_hard_logits("gluon", head_dim, dtype, masks, [1.0, 2.0, 4.0, 8.0], rise)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_packed_sequences_equal_each_alone_bit_for_bit(head_dim: int) -> None:
-    ragged = [random.Random(3).randint(1, 700) for _ in range(40)]
-    pairs = [([1, 127, 640, 64, 0, 333],) * 2, ([0, 0, 5, 1000, 2],) * 2, ([300, 17, 1, 200], [1, 500, 0, 333])]
-    for lengths, key_lengths in (*pairs, (ragged, ragged)):
-        for (heads, kv_heads), mask in zip([(8, 2), (3, 3)] * 2, (MASKS[0], MASKS[1], MASKS[2], MASKS[6]), strict=True):
-            q = torch.randn(sum(lengths) + 7, heads, head_dim, device="cuda").to(BF16)
-            k, v = (torch.randn(sum(key_lengths) + 300, kv_heads, head_dim, device="cuda").to(BF16) for _ in "kv")
-            k[sum(key_lengths) :], v[sum(key_lengths) :] = NAN, NAN
-            starts, key_starts = (torch.tensor([0, *n], device="cuda").cumsum(0).int() for n in (lengths, key_lengths))
-            out = torch.full_like(q, 7.0)
-            given = {"return_lse": True, "backend": "gluon", **mask}
-            _, lse = cast(
-                "tuple[Tensor, Tensor]",
-                attention_varlen(q, k, v, starts, key_starts, max(lengths), max(key_lengths), out=out, **given),
-            )
-            assert (out[sum(lengths) :] == 7.0).all()
-            for row, (num_queries, num_keys) in enumerate(zip(lengths, key_lengths, strict=True)):
-                at, key_at = int(starts[row]), int(key_starts[row])
-                queries, keys = slice(at, at + num_queries), slice(key_at, key_at + num_keys)
-                alone = [t.transpose(0, 1)[None] for t in (q[queries], k[keys], v[keys])]
-                one, one_lse = cast("tuple[Tensor, Tensor]", attention(*alone, **given))
-                assert torch.equal(one[0].transpose(0, 1), out[queries]), (row, mask)
-                assert torch.equal(one_lse[0], lse[:, queries]), (row, mask)
+    masks = (MASKS[0], MASKS[1], MASKS[2], MASKS[6])
+    check_packed("gluon", head_dim, list(zip([(8, 2), (3, 3)] * 2, masks, strict=True)))
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0, 8.0])
@@ -141,10 +90,7 @@ def test_a_rows_bits_depend_on_no_other_row_even_where_some_must_be_rescaled(hea
         part, lse = cast("tuple[Tensor, Tensor]", attention(q[batch, :, 900 - last :], k[batch], v[batch], **given))
         assert torch.equal(part, whole[batch, :, 900 - last :])
         assert torch.equal(lse, whole_lse[batch, :, 900 - last :])
-    differ = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(1000):
-        differ += (attention(q, k, v, causal=True, backend="gluon") != whole).sum()
-    assert differ.item() == 0
+    check_repeats("gluon", q, k, v, whole)
 
 
 RANDOM_SHAPES = """

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import random
 import subprocess
 import sys
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from kit.device import pretend
-from kit.operands.attention_on_gpu import LENGTHS, MASKS, framed, rounded
+from kit.operands.attention_on_gpu import LENGTHS, MASKS, check_hard_logits, check_packed, check_repeats, framed
+from kit.operands.attention_on_gpu import check as check_on
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention.op import attention, attention_varlen
-from onewave.ops.attention.reference import attention as in_torch
+from onewave.ops.attention.op import attention
 
 SUITS = torch.cuda.is_available() and (8, 0) <= torch.cuda.get_device_capability() <= (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not SUITS, reason="needs sm_80 to sm_90")]
-NAN = float("nan")
 BF16, FP16 = torch.bfloat16, torch.float16
 MANY, FEW = 1_000_000, 1
 """Processors for which all tiles are narrow, and wide."""
@@ -35,27 +34,7 @@ SWEEP += [(d, BF16, mask, MANY) for d, mask in ((128, MASKS[0]), (128, FULL), (6
 GROUPED = [(128, MASKS[0], FEW, (32, 8)), (64, FULL, FEW, (7, 1)), (128, PLAIN, MANY, (9, 3))]
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, mask: dict[str, Any], what: object) -> None:
-    """Error at most twice the low-precision one; log-sums too; exact zeros and -inf; nothing written around."""
-    given = dict(mask)
-    if given.get("sinks"):
-        given["sinks"] = torch.randn(q.shape[1], generator=torch.Generator("cuda").manual_seed(9), device="cuda")
-    batch, heads, length, head_dim = q.shape
-    frame = torch.full((batch, heads, length + 9, head_dim + 8), 7.0, dtype=q.dtype, device="cuda")
-    out = frame[:, :, 4 : 4 + length, :head_dim]
-    _, lse = cast("tuple[Tensor, Tensor]", attention(q, k, v, out=out, return_lse=True, backend="mma", **given))
-    sinks = {"sinks": given["sinks"].double()} if given.get("sinks") is not None else {}
-    exact, exact_lse = in_torch(q.double(), k.double(), v.double(), **given | sinks)
-    if k.shape[2]:
-        allowed = 2 * (rounded(q, k, v, given).double() - exact).abs().max() + 1e-5
-        assert (out.double() - exact).abs().max() <= allowed, what
-    else:
-        assert not out.any(), what
-    assert torch.equal(lse == -math.inf, exact_lse == -math.inf), what
-    finite = torch.isfinite(exact_lse)
-    torch.testing.assert_close(lse[finite].double(), exact_lse[finite], atol=2e-3, rtol=4e-5)
-    out.fill_(7.0)
-    assert (frame == 7.0).all(), what
+check = partial(check_on, "mma")
 
 
 def sweep(head_dim: int, dtype: torch.dtype, mask: dict[str, Any], heads: tuple[int, int]) -> None:
@@ -95,44 +74,13 @@ def test_rows_at_any_element_expanded_axes_and_scales_of_any_sign(head_dim: int)
 
 @pytest.mark.parametrize(("head_dim", "dtype"), [(128, BF16), (64, FP16)])
 def test_hard_logits_stay_exact(head_dim: int, dtype: torch.dtype) -> None:
-    for mask in ({}, {"causal": True}):
-        for scale in (1.0, 2.0, 4.0):
-            q = framed((2, 4, 700, head_dim), dtype, 1, tokens_first=False, scale=scale)
-            k = framed((2, 2, 1500, head_dim), dtype, 2, tokens_first=False, scale=scale)
-            v = framed((2, 2, 1500, head_dim), dtype, 3, tokens_first=False)
-            check(q, k, v, mask, scale)
-        for huge in (0, 700, -1):
-            k = framed((2, 2, 1500, head_dim), dtype, 2, tokens_first=False)
-            k[:, :, huge] *= 30
-            check(q / 4, k, v, mask, huge)
-        rise = torch.linspace(0.1, 12, 1500, device="cuda").to(dtype)[:, None]
-        check(q.abs() / 4, k.abs() * rise, v, mask, "rising")
+    rise = torch.linspace(0.1, 12, 1500, device="cuda")
+    check_hard_logits("mma", head_dim, dtype, [{}, {"causal": True}], [1.0, 2.0, 4.0], rise)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_packed_sequences_equal_each_alone_bit_for_bit(head_dim: int) -> None:
-    ragged = [random.Random(3).randint(1, 700) for _ in range(40)]
-    pairs = [([1, 127, 640, 64, 0, 333],) * 2, ([0, 0, 5, 1000, 2],) * 2, ([300, 17, 1, 200], [1, 500, 0, 333])]
-    for lengths, key_lengths in (*pairs, (ragged, ragged)):
-        for (heads, kv_heads), mask in (((8, 2), MASKS[1]), ((3, 3), MASKS[5])):
-            q = torch.randn(sum(lengths) + 7, heads, head_dim, device="cuda").to(BF16)
-            k, v = (torch.randn(sum(key_lengths) + 300, kv_heads, head_dim, device="cuda").to(BF16) for _ in "kv")
-            k[sum(key_lengths) :], v[sum(key_lengths) :] = NAN, NAN
-            starts, key_starts = (torch.tensor([0, *n], device="cuda").cumsum(0).int() for n in (lengths, key_lengths))
-            out = torch.full_like(q, 7.0)
-            given = {"return_lse": True, "backend": "mma", **mask}
-            _, lse = cast(
-                "tuple[Tensor, Tensor]",
-                attention_varlen(q, k, v, starts, key_starts, max(lengths), max(key_lengths), out=out, **given),
-            )
-            assert (out[sum(lengths) :] == 7.0).all()
-            for row, (num_queries, num_keys) in enumerate(zip(lengths, key_lengths, strict=True)):
-                at, key_at = int(starts[row]), int(key_starts[row])
-                queries, keys = slice(at, at + num_queries), slice(key_at, key_at + num_keys)
-                alone = [t.transpose(0, 1)[None] for t in (q[queries], k[keys], v[keys])]
-                one, one_lse = cast("tuple[Tensor, Tensor]", attention(*alone, **given))
-                assert torch.equal(one[0].transpose(0, 1), out[queries]), (row, mask)
-                assert torch.equal(one_lse[0], lse[:, queries]), (row, mask)
+    check_packed("mma", head_dim, [((8, 2), MASKS[1]), ((3, 3), MASKS[5])])
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -147,10 +95,7 @@ def test_a_rows_bits_depend_on_no_other_row_no_tile_and_no_run(head_dim: int, mo
             part, lse = cast("tuple[Tensor, Tensor]", attention(q[batch, :, 900 - last :], k[batch], v[batch], **given))
             assert torch.equal(part, whole[batch, :, 900 - last :])
             assert torch.equal(lse, whole_lse[batch, :, 900 - last :])
-    differ = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(1000):
-        differ += (attention(q, k, v, causal=True, backend="mma") != whole).sum()
-    assert differ.item() == 0
+    check_repeats("mma", q, k, v, whole)
 
 
 def test_a_captured_call_replays_and_follows_its_inputs() -> None:

@@ -6,17 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.operands.ffn_on_gpu import CARD, ON_HOPPER
 from onewave.ops.explain import explain
 from onewave.ops.ffn import ffn
 from onewave.ops.ffn.measured import MEASURED
-from onewave.wave.launch.launch import runs_here
 
-CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 NAME = torch.cuda.get_device_name(CARD) if CARD.type == "cuda" else ""
 KNOWN = [row for row in MEASURED if row.block.gpu == NAME and row.rows <= 8192]
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
+    *ON_HOPPER,
     pytest.mark.skipif(not KNOWN, reason="needs a card that the table knows"),
 ]
 

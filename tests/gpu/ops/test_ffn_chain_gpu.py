@@ -8,45 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.operands.ffn_on_gpu import CARD, ON_HOPPER, Operands, assert_close, operands
 from onewave.base.errors import UnsupportedError, WaveStalled
 from onewave.ops.ffn import ffn
 from onewave.ops.ffn.chain.plan import BANDS, ChainTile, plan_chain
-from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.tiles.order.policies import POLICIES
-from onewave.wave.launch.launch import co_resident, runs_here
+from onewave.wave.launch.launch import co_resident
 
-CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
-]
-Operands = tuple[Tensor, Tensor, Tensor, Tensor | None]
+pytestmark = ON_HOPPER
 TILES = (ChainTile(1, 128, 8, 2), ChainTile(1, 256, 4, 1), ChainTile(2, 128, 6, 2), ChainTile(2, 256, 4, 1))
-
-
-def operands(
-    rows: int, hidden: int, inner: int, out: int, *, gated: bool = True, dtype: torch.dtype = torch.bfloat16
-) -> Operands:
-    dice = torch.Generator("cuda").manual_seed(rows + hidden)
-
-    def randn(*shape: int) -> Tensor:
-        return (torch.randn(shape, generator=dice, device="cuda") * shape[-1] ** -0.5).to(dtype)
-
-    x = randn(rows, hidden) * hidden**0.5
-    return x, randn(inner, hidden), randn(out, inner), randn(inner, hidden) if gated else None
-
-
-def assert_close(found: Tensor, given: Operands, activation: str | None) -> None:
-    """The operators' rule: error at most twice PyTorch's own at the same dtype. Of many rows, 512 are looked at."""
-    x, up, down, gate = given
-    plain = in_torch(x, up, down, gate, activation)
-    some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:512].to(x.device)
-    gate = None if gate is None else gate.double()
-    exact = in_torch(x[some].double(), up.double(), down.double(), gate, activation)
-    bound = 2 * (plain[some].double() - exact).abs().max() + 1e-5
-    assert (found[some].double() - exact).abs().max() <= bound
-    assert found.isfinite().all()
 
 
 def made(given: Operands, *, workers: int | None = None, test: bool = False, **choices: object) -> object:

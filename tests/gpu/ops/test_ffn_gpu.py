@@ -8,39 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.operands.ffn_on_gpu import ON_HOPPER, assert_close, operands
 from onewave.base.errors import UnsupportedError, WaveStalled
 from onewave.ops.ffn import ffn, pack_ffn
-from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.ops.ffn.wave.launch import PackedFFN, Packing
-from onewave.wave.launch.launch import co_resident, runs_here
+from onewave.wave.launch.launch import co_resident
 
-CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
-]
-Operands = tuple[Tensor, Tensor, Tensor, Tensor | None]
-
-
-def operands(
-    rows: int, hidden: int, inner: int, out: int, *, gated: bool = True, dtype: torch.dtype = torch.bfloat16
-) -> Operands:
-    dice = torch.Generator("cuda").manual_seed(rows + hidden)
-
-    def randn(*shape: int) -> Tensor:
-        return (torch.randn(shape, generator=dice, device="cuda") * shape[-1] ** -0.5).to(dtype)
-
-    x = randn(rows, hidden) * hidden**0.5
-    return x, randn(inner, hidden), randn(out, inner), randn(inner, hidden) if gated else None
-
-
-def assert_close(found: Tensor, given: Operands, activation: str | None) -> None:
-    """The operators' rule: error at most twice PyTorch's own at the same dtype."""
-    x, up, down, gate = given
-    exact = in_torch(x.double(), up.double(), down.double(), None if gate is None else gate.double(), activation)
-    plain = in_torch(x, up, down, gate, activation)
-    bound = 2 * (plain.double() - exact).abs().max() + 1e-5
-    assert (found.double() - exact).abs().max() <= bound
+pytestmark = ON_HOPPER
 
 
 def finished(packed: PackedFFN, x: Tensor) -> Tensor:
