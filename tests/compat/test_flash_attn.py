@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.operands.random import randn
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.compat import flash_attn
 from onewave.compat.flash_attn import (
@@ -36,10 +37,6 @@ EXTRAS: list[dict[str, Any]] = [
     {"alibi_slopes": "one"},
     {"alibi_slopes": "each"},
 ]
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def exact(q, k, v, *, causal=False, window_size=(-1, -1), softcap=0.0, softmax_scale=None, alibi_slopes=None):

@@ -10,16 +10,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from kit.operands.random import randn
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.compat import flash_attn
 from onewave.compat.flash_attn import flash_attn_with_kvcache
 from onewave.ops.decode_attention.op import decode_attention
 
 HEAD_DIM = 16
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def whole(*numbers: int, dtype: torch.dtype = torch.int32) -> Tensor:

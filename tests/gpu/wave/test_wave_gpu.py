@@ -33,6 +33,15 @@ def step(wave: DecodeWave, kv: StaticKVCache, tokens: Tensor, positions: Tensor,
     return out
 
 
+def assert_repeats(wave: DecodeWave, expected: Tensor, *row: Tensor, times: int = 1000) -> None:
+    """So many steps of a bound wave give the same bits."""
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(times):
+        wrong += (wave(*row) != expected).any()
+    wave.wave.check()
+    assert int(wrong) == 0
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_logits_and_caches_are_as_close_to_float32_as_the_plain_step(family: str, dtype: torch.dtype) -> None:
@@ -74,11 +83,7 @@ def test_a_thousand_steps_give_the_same_bits_in_any_company_and_with_any_workers
         assert torch.equal(step(other, copied(model, kv), tokens, positions, slots), together)
     own = copied(model, kv)
     wave.bind_cache(own)
-    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(1000):
-        wrong += (wave(tokens, positions, slots) != together).any()
-    wave.wave.check()
-    assert int(wrong) == 0
+    assert_repeats(wave, together, tokens, positions, slots)
 
 
 @pytest.mark.parametrize("position", [17, 300, 1030, 3071, 3080])
@@ -91,11 +96,7 @@ def test_a_single_sequences_bits_are_those_of_any_run_and_any_workers(position: 
     for workers in sorted({1, 17, 64, co_resident(model.device) - 1}):
         assert torch.equal(step(DecodeWave(model, batch=1, workers=workers), copied(model, kv), *row), once)
     wave.bind_cache(copied(model, kv))
-    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(1000):
-        wrong += (wave(*row) != once).any()
-    wave.wave.check()
-    assert int(wrong) == 0
+    assert_repeats(wave, once, *row)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16])
@@ -153,11 +154,7 @@ def test_random_delays_change_no_bit(sequences: int) -> None:
     right = step(DecodeWave(model, batch=sequences), copied(model, kv), tokens, positions, slots)
     slow = DecodeWave(model, batch=sequences, workers=16, delays=True)
     slow.bind_cache(copied(model, kv))
-    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(10_000):
-        wrong += (slow(tokens, positions, slots) != right).any()
-    slow.wave.check()
-    assert int(wrong) == 0
+    assert_repeats(slow, right, tokens, positions, slots, times=10_000)
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 4, 7, 16])

@@ -8,13 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kit.operands.random import randn
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
 
 BASE = ModelConfig(
     family="llama",

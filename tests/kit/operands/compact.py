@@ -12,9 +12,5 @@ def shape_of(batch: int, images: int) -> TileShape:
     return tile_shape(batch, head_dim=64, weight_bytes=COMPACT_BYTES, images=images)
 
 
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def bits_of(rows: Tensor) -> Tensor:
     return rows.contiguous().view(torch.int16)

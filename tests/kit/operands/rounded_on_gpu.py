@@ -10,10 +10,14 @@ import torch
 
 from onewave import LLM, SamplingParams
 from onewave.base.settings import Settings
-from onewave.engine.load.streamed import StreamedModel
+from onewave.base.weight_formats import WeightFormat
+from onewave.engine.load.loading import open_parts
+from onewave.engine.load.options import LoadOptions
+from onewave.engine.load.streamed import StreamedModel, stream_model
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.config.read import load_config
 from onewave.models.decode_wave import DecodeWave
+from onewave.models.llama_plan import plan_decode
 from onewave.weights.fetch.sources import resolve
 
 CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -27,6 +31,24 @@ def two_layers(**changes: Any) -> ModelConfig:
     location = resolve("llama-3.2-1b", Settings.from_env(), load_format="dummy")
     config = load_config(location)
     return replace(config, num_layers=2, layer_windows=config.layer_windows[:2], **changes)
+
+
+def streamed(
+    weight_format: WeightFormat | None,
+    batch: int,
+    workers: int,
+    config: ModelConfig,
+    dtype: torch.dtype = torch.bfloat16,
+) -> StreamedModel:
+    """Dummy weights packed in a format for a wave of `workers`."""
+    location = resolve("llama-3.2-1b", Settings.from_env(), load_format="dummy")
+    size = 2 if weight_format is None else weight_format.weight_bytes
+    program = plan_decode(config, batch=batch, workers=workers, weight_bytes=size).program
+    options = LoadOptions(dtype=dtype, device=CARD, load_format="dummy")
+    with open_parts(location, config, options) as parts:
+        return stream_model(
+            parts, config, program, replace(options, max_model_len=CAPACITY, weight_format=weight_format)
+        )
 
 
 @torch.inference_mode()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kit.attention_oracle import oracle, within_rule
+from kit.operands.random import randn
 from onewave.base.device import Device
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError, UnsupportedError
 from onewave.ops.attention.call import like
@@ -20,10 +21,6 @@ from onewave.ops.decode_attention.op import decode_attention
 
 NAN = float("nan")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def qkv(

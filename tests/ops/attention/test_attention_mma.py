@@ -11,6 +11,7 @@ from torch import Tensor
 from kit.attention_oracle import oracle, within_rule
 from kit.numpy_gpu import mma_in_numpy
 from kit.numpy_gpu.mma_launches import record
+from kit.operands.random import randn_half as randn
 from onewave.base.device import Device
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.masks import Options
@@ -21,10 +22,6 @@ from onewave.ops.explain import explain
 
 NAN = float("nan")
 OPTIONS = ("causal", "align", "window", "softcap", "scale", "sinks")
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
 
 
 def framed(*shape: int, seed: int, edge: int = 8) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kit.numpy_gpu.descriptor_rows import load
+from kit.operands.random import randn
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError
 from onewave.gpu import descriptors as descriptors_impl
 from onewave.ops.attention import checks
@@ -26,10 +27,6 @@ LENGTHS, KEY_LENGTHS = [3, 0, 200, 64], [130, 5, 0, 64]
 
 def starts_of(lengths: list[int]) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).int()
-
-
-def randn(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def in_pages(k: Tensor, lengths: list[int], size: int) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.operands.random import randn
 from onewave.ops.append_kv import append_kv
 from onewave.ops.append_kv import reference as append_kv_reference
 from onewave.ops.decode_attention import decode_attention
@@ -13,10 +14,6 @@ from onewave.ops.rms_norm import add_rms_norm, rms_norm
 from onewave.ops.rms_norm import reference as rms_norm_reference
 from onewave.ops.swiglu import reference as swiglu_reference
 from onewave.ops.swiglu import swiglu
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def assert_close(out: Tensor, exact: Tensor, baseline: Tensor) -> None:

@@ -11,16 +11,13 @@ from torch import Tensor
 
 from kit.attention_oracle import within_rule
 from kit.decode_calls import attend
+from kit.operands.random import randn
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.append_kv import append_kv
 from onewave.ops.decode_attention import choose, decode_attention
 from onewave.ops.decode_attention.reference import decode_attention as reference
 from onewave.ops.decode_attention.triton import launch as triton_impl
 from onewave.ops.masked_multihead_attention import masked_multihead_attention
-
-
-def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def case(queries: int = 1, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from kit.decode_calls import attend
+from kit.operands.random import randn_half as randn
 from onewave.ops.decode_attention import choose
 from onewave.ops.decode_attention.reference import decode_attention as reference
 from onewave.ops.decode_attention.triton import launch as triton_impl
@@ -21,10 +22,6 @@ from onewave.ops.kv_layout import pack_k
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter runs where there is no card")
 ROWS_OF_KEYS = 768
-
-
-def randn(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], **options: Any) -> Tensor:

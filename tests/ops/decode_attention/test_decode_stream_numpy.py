@@ -20,6 +20,7 @@ from kit import decode_calls
 from kit.decode_calls import attend_masked, masked_in_torch
 from kit.numpy_gpu.gluon_in_numpy import Boxes, Fault, Memory, Pointer, launch
 from kit.numpy_gpu.happens_before import Race, partition
+from kit.operands.random import randn_half as randn
 from onewave.base.device import Device
 from onewave.base.errors import UnsupportedError
 from onewave.ops.decode_attention import choose
@@ -45,10 +46,6 @@ H200 = Device((9, 0), 6)
 NO_OPTIONS: dict[str, Any] = dict.fromkeys(
     ("bias", "src_mask", "finished", "rotary", "qkv_out_scale", "out_shift", "out_smooth", "out_scale", "scale")
 ) | {"interleaved": False, "half_away": False, "max_bound": 127.0, "min_bound": -127.0}
-
-
-def randn(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
 
 
 class Card:

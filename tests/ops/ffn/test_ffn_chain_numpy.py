@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kit.numpy_gpu.gluon_in_numpy import Matrix, Memory, Pointer, launch
+from kit.operands.random import randn
 from onewave.ops.ffn.chain import kernel as chain_kernel_impl
 from onewave.ops.ffn.chain.plan import ChainPlan, ChainTile, plan_chain
 from onewave.ops.ffn.reference import ffn as in_torch
@@ -21,10 +22,6 @@ from onewave.wave.kernel import finish
 
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
 NAN = np.float16(np.nan)
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Chain:

@@ -17,16 +17,12 @@ from kit.numpy_gpu.gluon_in_numpy import Fault
 from kit.numpy_gpu.happens_before import Heard, Race, allocate, begin, bring, fence, reads, writes
 from kit.numpy_gpu.simulated_device import Bench, words
 from kit.numpy_gpu.simulated_wave import LONG, Simulated
+from kit.operands.random import randn
 from onewave.models import llama_plan
 from onewave.models.config.model_config import RopeConfig
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.wave.weights.pack import Weight, pack_stream
-
-
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
 
 FAULTS = {
     "the loader does not wait for a free slot": (

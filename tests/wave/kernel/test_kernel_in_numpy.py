@@ -8,20 +8,16 @@ import time
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from kit.lanes import slow
 from kit.numpy_gpu.simulated_device import Bench, words
+from kit.operands.random import randn
 from onewave.base.weight_formats import COMPACT
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.wave.plan.steps import Place
 from onewave.wave.weights.pack import Weight, WeightStream, pack_stream
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(

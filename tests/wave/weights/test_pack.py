@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.operands.random import randn_half as randn
 from onewave.base.errors import ShapeError
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.ffn.wave.plan import plan_ffn
@@ -17,10 +18,6 @@ from onewave.wave.weights.pack_impl import UnpackedRows, pack_tiles, unpack_tile
 
 CPU = torch.device("cpu")
 SIZES = FFNSizes(2, 192, 576, 128, True)
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
 
 
 @pytest.fixture(scope="module")

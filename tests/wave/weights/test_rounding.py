@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
+from kit.operands.random import randn
 from kit.ptx.ptx_text import executed
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.rounding import restore_rows, round_rows
@@ -27,10 +28,6 @@ from onewave.wave.weights.rounding import byte_images, paired, place_in_image, u
 
 CPU = torch.device("cpu")
 BOTH = pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=str)
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def values_of(rounding: Rounding) -> Tensor:
