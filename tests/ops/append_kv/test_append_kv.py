@@ -279,7 +279,7 @@ LOW = {"dtype": torch.float16, "device": DEVICE}
 
 def bad_calls() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
     wide, index = {"device": DEVICE}, {"dtype": torch.int64, "device": DEVICE}
-    cache83 = torch.zeros(2, 2, 8, 84, **LOW)
+    cache83 = torch.zeros(2, 2, 8, 83, **LOW)
     return {
         "rank": ({"qkv": torch.zeros(3, 8, 32, **LOW)}, ShapeError, "qkv"),
         "width": (
