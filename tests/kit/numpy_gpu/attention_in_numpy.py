@@ -350,9 +350,8 @@ def namespace(
                 space[name] = thing.value
             elif isinstance(raw, types.FunctionType) and not isinstance(thing, ConstexprFunction):
                 space[name] = function(raw, space, planted)
-    # An aggregate keeps its __init__ among what it is hashed by.
-    first = gluon_tiles_impl.Problem.hash_attrs[0]
-    names = list(inspect.signature(getattr(first, "fn", first)).parameters)[1:]
+    # An aggregate keeps its constructor, which closes over its fields, among what it is hashed by.
+    names = list(inspect.getclosurevars(gluon_tiles_impl.Problem.hash_attrs[0].fn).nonlocals["fields"])
     space |= {
         "gl": gl,
         "Problem": lambda *values: SimpleNamespace(**dict(zip(names, values, strict=True))),

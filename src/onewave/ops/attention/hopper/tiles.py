@@ -18,7 +18,20 @@ _WORDS = gl.constexpr(16)
 WARP_THREADS, WARPGROUP_THREADS = gl.constexpr(own_arrivals.WARP_THREADS), gl.constexpr(own_arrivals.WARPGROUP_THREADS)
 
 
+def _filled_in_order(cls: type) -> type:
+    """The class with a constructor that takes all fields in their order."""
+
+    def fill(self, *values):
+        for name, value in zip(fields, values, strict=True):
+            setattr(self, name, gl.constexpr(value) if fields[name] is gl.constexpr else value)
+
+    fields = cls.__annotations__
+    cls.__init__ = gluon.constexpr_function(fill)
+    return cls
+
+
 @aggregate
+@_filled_in_order
 class Problem:
     """Everything that the partitions share. bq, bk, bv: mbarriers, "full" ones first; bz: of values before zeros.
 
@@ -91,38 +104,6 @@ class Problem:
     SOFTCAP: gl.constexpr
     SINKS: gl.constexpr
     LSE: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(
-        self, q, k, v, out, lse, sinks, starts_q, starts_k, order, block_table, sq, sk, sv, bq, bk, bv, bz, bo, posts,
-        pages_a_row, k_page_rows, v_page_rows, lse_batch, lse_head, num_heads, group, section, num_queries, num_keys,
-        skipped, sequences, search_steps, slots, tiles, rounds, shift, left, right, phases, scale_log2, inner, outer, D,
-        BN, WARPGROUPS, K_STAGES, V_STAGES, Q_STAGES, PING_PONG, SHARED, Q_REGISTERS, HALF_TILES, HEADROOM, ORDER,
-        PAGE, RAGGED, TOP_LEFT, LEFT, RIGHT, SOFTCAP, SINKS, LSE,
-    ):  # fmt: skip
-        self.q, self.k, self.v, self.out = q, k, v, out
-        self.lse, self.sinks, self.starts_q, self.starts_k = lse, sinks, starts_q, starts_k
-        self.order, self.block_table = order, block_table
-        self.sq, self.sk, self.sv, self.bq, self.bk, self.bv, self.bz = sq, sk, sv, bq, bk, bv, bz
-        self.pages_a_row, self.k_page_rows, self.v_page_rows = pages_a_row, k_page_rows, v_page_rows
-        self.lse_batch, self.lse_head = lse_batch, lse_head
-        self.num_heads, self.group, self.section = num_heads, group, section
-        self.num_queries, self.num_keys, self.skipped = num_queries, num_keys, skipped
-        self.sequences, self.search_steps = sequences, search_steps
-        self.slots, self.tiles, self.rounds = slots, tiles, rounds
-        self.shift, self.left, self.right = shift, left, right
-        self.phases, self.scale_log2, self.inner, self.outer = phases, scale_log2, inner, outer
-        self.D, self.BN, self.WARPGROUPS = gl.constexpr(D), gl.constexpr(BN), gl.constexpr(WARPGROUPS)
-        self.K_STAGES, self.V_STAGES = gl.constexpr(K_STAGES), gl.constexpr(V_STAGES)
-        self.Q_STAGES, self.PING_PONG = gl.constexpr(Q_STAGES), gl.constexpr(PING_PONG)
-        self.SHARED = gl.constexpr(SHARED)
-        self.Q_REGISTERS, self.HALF_TILES = gl.constexpr(Q_REGISTERS), gl.constexpr(HALF_TILES)
-        self.HEADROOM = gl.constexpr(HEADROOM)
-        self.bo, self.posts = bo, posts
-        self.ORDER, self.PAGE = gl.constexpr(ORDER), gl.constexpr(PAGE)
-        self.RAGGED, self.TOP_LEFT = gl.constexpr(RAGGED), gl.constexpr(TOP_LEFT)
-        self.LEFT, self.RIGHT, self.SOFTCAP = gl.constexpr(LEFT), gl.constexpr(RIGHT), gl.constexpr(SOFTCAP)
-        self.SINKS, self.LSE = gl.constexpr(SINKS), gl.constexpr(LSE)
 
 
 @gluon.jit
