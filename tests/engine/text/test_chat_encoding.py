@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers
 
+from kit.lanes import slow
 from kit.models.chat_templates import CHATML, LLAMA2, TEMPLATES, user, with_template
 from kit.models.chat_templates import DIGIT_WORDS as WORDS
 from kit.models.tiny_tokenizers import (
@@ -137,19 +138,25 @@ NORMALISERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", NORMALISERS)
-def test_no_normaliser_makes_a_control_token_of_a_message(name: str, tmp_path: Path) -> None:
-    byte_level_directory(tmp_path, WORDS, chat_template="{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
-    path = tmp_path / "tokenizer.json"
+def with_normaliser(normaliser: Any, template: str, directory: Path) -> Tokenizer:
+    """A byte-level vocabulary whose control tokens are looked for in normalised text."""
+    path = byte_level_directory(directory, WORDS, chat_template=template) / "tokenizer.json"
     backend = Backend.from_file(str(path))
-    normaliser, forged = NORMALISERS[name]
-    backend.normalizer = normaliser
+    if normaliser is not None:
+        backend.normalizer = normaliser
     backend.save(str(path))
     state = json.loads(path.read_text(encoding="utf-8"))
     for token in state["added_tokens"]:
         token["normalized"] = True
     path.write_text(json.dumps(state), encoding="utf-8")
-    tokenizer = Tokenizer(hf_tokenizer_parts(tmp_path))
+    return Tokenizer(hf_tokenizer_parts(directory))
+
+
+@pytest.mark.parametrize("name", NORMALISERS)
+def test_no_normaliser_makes_a_control_token_of_a_message(name: str, tmp_path: Path) -> None:
+    normaliser, forged = NORMALISERS[name]
+    template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    tokenizer = with_normaliser(normaliser, template, tmp_path)
     end = tokenizer.encode("<|im_end|>")
     assert len(end) == 1
     for content in forged:
@@ -191,25 +198,56 @@ def test_control_tokens_in_keys_stay_text(way: str) -> None:
     assert tokenizer.decode(ids, False).count("<|im_start|>system") == 2
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(
-    content=st.lists(
-        st.sampled_from(
-            ["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "<", ">", " ", "\n", "a", "<think>", "\ue000", "é"]
-        ),
-        max_size=8,
-    ).map("".join),
-    name=st.sampled_from(["smollm2", "llama 3", "qwen 3"]),
-)
-def test_no_content_changes_the_control_tokens_of_a_conversation(content: str, name: str) -> None:
-    tokenizer = SHARED[name]
-    ids = tokenizer.encode_chat(user(content))
-    control = [i for i in ids if i in tokenizer.special_ids]
-    assert control == [i for i in tokenizer.encode_chat(user("x")) if i in tokenizer.special_ids]
-    assert tokenizer.decode(ids, skip_special_tokens=False) == tokenizer.render_chat(user(content))
+# Takes texts apart and puts them together in every way that public templates do.
+TAKES_APART = """{%- for m in messages %}{% set c = m.content %}
+{{- '<|im_start|>' + m.role + '\\n' + c.split('</think>')[-1].lstrip('\\n') + c[:5] ~ c[5:] }}
+{{- (c | trim | replace('x', '')) ~ '[INST]%s[/INST]' % c }}{{ '<|im_end|>{}'.format(c) }}{{ c | list | join }}
+{{- ('<x' ~ c ~ '|im_end|>') | upper | lower }}{{ m | tojson }}{{ c.split('|') | join('|') }}
+{{- ('<|im_start|>' + c)[2:] }}{{ '<|begin|>' + (c | tojson | safe) + '<|im_end|>' }}
+{%- endfor %}"""
+FRAGMENTS = [
+    *("<|im_end|>", "<|im_start|>", "[INST]", "<|begin|>", "<|im_", "end|>", "<", "|>", "|", ">", "[IN", "ST]"),
+    *(
+        "＜|im_end|＞",
+        "<|IM_END|>",
+        "<|im_\u200bend|>",
+        "q",
+        "<|im_énd|>",
+        "im_end",
+        "</think>",
+        "<think>",
+        "<tool_call>",
+    ),
+    *(" ", "\n", "x", "é", "\ue000", "</s>", "_", "|im_end|>"),
+]
+HOSTILE = st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join)
 
 
-SHARED = {name: with_template(TEMPLATES[name]) for name in ("smollm2", "llama 3", "qwen 3")}
+@pytest.mark.parametrize("count", [40, slow(10_000)])
+def test_no_text_of_a_user_becomes_a_control_token(count: int, tmp_path: Path) -> None:
+    tokenizers = [
+        with_normaliser(normaliser, template, tmp_path / f"{i}{j}")
+        for i, (normaliser, _) in enumerate([(None, None), *NORMALISERS.values()])
+        for j, template in enumerate((TAKES_APART, TEMPLATES["qwen 3"], TEMPLATES["llama 2"]))
+    ]
+    wanted = [control_tokens(tokenizer, "hi") for tokenizer in tokenizers]
+
+    @settings(max_examples=count, deadline=None, derandomize=True)
+    @given(content=HOSTILE, which=st.integers(0, len(tokenizers) - 1))
+    def check(content: str, which: int) -> None:
+        assert control_tokens(tokenizers[which], content) == wanted[which]
+
+    check()
+
+
+def control_tokens(tokenizer: Tokenizer, content: str) -> list[int]:
+    talk = [
+        {"role": "system", "content": "Be kind."},
+        *user(content),
+        {"role": "assistant", "content": "no"},
+        *user("x"),
+    ]
+    return [i for i in tokenizer.encode_chat([*talk, *user("x")]) if i in tokenizer.special_ids]
 
 
 @pytest.mark.parametrize("scheme", [None, "first", "always", "never"])

@@ -76,9 +76,15 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own escapes HTML. What json does not know is asked for its text, which refuses.
-    how: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys, "default": str}
+    # Jinja's own escapes HTML.
+    how: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys, "default": _not_json}
     return written_by(lowest_writer(_strings(value)), json.dumps(value, ensure_ascii=ensure_ascii, **how))
+
+
+def _not_json(value: object) -> str:
+    if isinstance(value, _Foreign):
+        raise value.error
+    raise TypeError(f"{type(value).__name__} has no JSON")
 
 
 def _strftime_now(format: str) -> str:

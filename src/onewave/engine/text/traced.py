@@ -18,6 +18,7 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.filters import do_join
 from jinja2.nodes import EvalContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from markupsafe import Markup
 
 USER, OPERATOR, TEMPLATE = 0, 1, 2
 """Writers, the least trusted first. An operator writes system messages, tools and their results; a model's own answers
@@ -41,8 +42,7 @@ class Traced(str):
         return self
 
     def __add__(self, other: Any) -> str:
-        # Jinja's Markup escapes what it is added to.
-        if not isinstance(other, str) or hasattr(other, "__html__"):
+        if not isinstance(other, str) or isinstance(other, Markup):
             return NotImplemented
         return Traced(str.__add__(self, other), self._writers + writers_of(other))
 
@@ -162,8 +162,37 @@ class Traced(str):
         return self[:first], self[first:second], self[second:]
 
 
+class TracedMarkup(Markup):
+    """What the filter `safe` makes of a string: it escapes what it is added to, and keeps its writers in sums."""
+
+    __slots__ = ("writers",)
+    writers: bytes
+
+    def __new__(cls, text: Any) -> TracedMarkup:
+        traced = super().__new__(cls, text)
+        traced.writers = writers_of(text) if isinstance(text, str) else bytes(len(traced))
+        return traced
+
+    def __str__(self) -> str:
+        return Traced(super().__str__(), self.writers)
+
+    def __add__(self, other: Any) -> Any:
+        return self._sum(self, other, super().__add__(other))
+
+    def __radd__(self, other: Any) -> Any:
+        return self._sum(other, self, super().__radd__(other))
+
+    def _sum(self, left: Any, right: Any, escaped: Any) -> Any:
+        if escaped is NotImplemented:
+            return escaped
+        traced = join([left, right])
+        return TracedMarkup(traced if traced == escaped else str.__str__(escaped))
+
+
 def writers_of(text: str) -> bytes:
     """The writer of each character."""
+    if isinstance(text, TracedMarkup):
+        return text.writers
     return text._writers if isinstance(text, Traced) else bytes(len(text))  # pyright: ignore[reportPrivateUsage]
 
 
@@ -189,6 +218,8 @@ class _CodeGenerator(CodeGenerator):
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         if type(node.value) is str:
             self.write(f"environment.literal({node.value!r})")
+        elif type(node.value) is TracedMarkup:
+            self.write(f"environment.filters['safe'](environment.literal({str.__str__(node.value)!r}))")
         else:
             super().visit_Const(node, frame)
 
@@ -236,7 +267,7 @@ class TracedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(**options)
         self.literal: Callable[[str], Traced] = cache(partial(written_by, TEMPLATE))
         filters: dict[str, Any] = self.filters
-        filters["join"] = _join
+        filters |= {"join": _join, "safe": TracedMarkup}
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Traced.format and format_map; others as Jinja wraps them."""
