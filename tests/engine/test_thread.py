@@ -18,9 +18,10 @@ from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from kit.models.fake_model import PIECES, FakeRunner, make_engine, run_all
-from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams
+from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams, UnsupportedError
 from onewave.engine import request as request_module
 from onewave.engine import thread as thread_module
 from onewave.engine.engine import Engine
@@ -357,8 +358,9 @@ def test_a_call_that_comes_as_the_thread_ends_is_answered() -> None:
 
 
 IN_A_NEW_PROCESS = """
-import os, sys
+import os, sys, torch
 from onewave import LLM, OnewaveError, SamplingParams
+torch.ones(1 << 20).cos()  # in several threads, of which a forked child has none
 llm = LLM(sys.argv[1], device="cpu", load_format="dummy")
 asked = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
 expected = llm.generate([3, 4], asked)[0].outputs[0].token_ids
@@ -372,6 +374,9 @@ if sys.argv[2] == "fork":
         except OnewaveError as error:
             print(error, flush=True)
         assert llm.generate([3, 4], asked)[0].outputs[0].token_ids == expected
+        torch.ones(1 << 20).cos()
+        with LLM(sys.argv[1], device="cpu", load_format="dummy") as another:
+            assert another.generate([3, 4], asked)[0].outputs[0].token_ids == expected
         sys.exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert list(stream)[-1].outputs[0].token_ids == expected
@@ -383,8 +388,23 @@ def test_a_forked_child_has_a_thread_of_its_own_and_a_process_that_ends_amid_a_s
     way: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    run = subprocess.run(
-        [sys.executable, "-c", IN_A_NEW_PROCESS, str(tmp_path), way], capture_output=True, text=True, timeout=120
-    )
+    several = os.environ | {"OMP_NUM_THREADS": "2", "ONEWAVE_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", IN_A_NEW_PROCESS, str(tmp_path), way]
+    run = subprocess.run(command, env=several, capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stderr) == (0, "")
     assert ("begun before this process was forked" in run.stdout) == (way == "fork")
+
+
+def test_a_forked_child_is_told_that_it_can_not_use_its_parents_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Stepped()
+    thread = thread_of(engine)
+    thread.call(lambda: None)
+    monkeypatch.setattr(engine, "stream", SimpleNamespace(device="cuda:0"))
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    for ask in (lambda: thread.call(lambda: None), lambda: thread.wait(SimpleQueue())):
+        with pytest.raises(UnsupportedError, match="made on cuda:0, in a process that then was forked"):
+            ask()
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    for device in ("auto", "cuda"):
+        with pytest.raises(UnsupportedError, match=f"device: '{device}' in a process forked from one that uses CUDA"):
+            LLM("llama-1b", device=device, load_format="dummy")

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from kit.paths import PYTHONPATH
+from kit.processes import python
 from onewave.gpu.compile_pool import _launcher_beside, begin_first_launch, processes
 
 
@@ -122,22 +122,22 @@ def test_without_another_thread_a_kernel_is_compiled_all_the_same(monkeypatch: p
         assert stages["llir"]("module", {}) == "module"
 
 
-def test_a_process_with_other_threads_is_not_forked() -> None:
-    ends = threading.Event()
-    other = threading.Thread(target=ends.wait)
-    other.start()
-    try:
-        with processes(4) as pool:
-            assert pool is None
-    finally:
-        ends.set()
-        other.join()
-
-
-def test_a_process_that_uses_cuda_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with processes(4) as pool:
-        assert pool is None
+@pytest.mark.parametrize("because", ["of other threads", "it uses CUDA"])
+def test_a_process_that_can_not_be_forked_spawns_others_which_do_not_run_its_script(
+    because: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "without_a_guard.py"
+    threads = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    cuda = "torch.cuda.is_initialized = lambda: True"
+    script.write_text(f"""
+import multiprocessing, os, threading, torch
+from onewave.gpu.compile_pool import processes
+os.fork = None
+{threads if because == "of other threads" else cuda}
+with processes(2) as pool:
+    print(pool.submit(abs, -3).result(), len(pool._processes), multiprocessing.active_children() != [])
+""")
+    assert python(str(script)) == "3 2 True\n"
 
 
 def test_a_daemon_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:

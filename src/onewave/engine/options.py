@@ -63,9 +63,13 @@ def choose_decode(decode: str, *, enforce_eager: bool, device: torch.device) -> 
 
 
 def choose_device(name: str) -> torch.device:
-    """auto | cpu | cuda | cuda:N. Raises UnsupportedError for anything else and for a GPU that is not there."""
+    """auto | cpu | cuda | cuda:N. Raises UnsupportedError for anything else and for a GPU that is not there, or that a
+    forked child can't use."""
     check_device(name)
     kind, _, index = name.partition(":")
+    if kind != "cpu" and torch.cuda._is_in_bad_fork():  # pyright: ignore[reportPrivateUsage] (nothing public tells)
+        got = f"{name!r} in a process forked from one that uses CUDA"
+        raise UnsupportedError("device", got=got, allowed="cpu", next='Start it by multiprocessing\'s "spawn".')
     if name == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cpu":

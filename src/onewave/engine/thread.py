@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import torch
 
-from onewave.base.errors import OnewaveError
+from onewave.base.errors import OnewaveError, UnsupportedError
 from onewave.engine.engine import Engine
 
 _Result = TypeVar("_Result")
@@ -49,7 +49,7 @@ class EngineThread:
     """A daemon thread that begins with the first call. It ends with `end`, when this object is collected, and at exit.
 
     Holds the engine weakly. A forked child has no thread: the first that is asked of this object there ends what ran in
-    the parent, and the first call begins a thread.
+    the parent, and the first call begins a thread. A GPU can't be used from there: UnsupportedError says so.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -114,8 +114,11 @@ class EngineThread:
     def _look_for_fork(self) -> None:
         if self._mailbox.pid == os.getpid():
             return
-        self._mailbox = self._new_mailbox()
         engine = self._engine()
+        if engine is not None and engine.stream is not None:
+            got = f"made on {engine.stream.device}, in a process that then was forked"
+            raise UnsupportedError("LLM", got=got, next='Make it in a process that multiprocessing starts by "spawn".')
+        self._mailbox = self._new_mailbox()
         if engine is not None:
             engine.abort_all(OnewaveError("request", got="begun before this process was forked", next="Send it again."))
             engine.tell_readers()

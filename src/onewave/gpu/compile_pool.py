@@ -14,7 +14,9 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from types import SimpleNamespace
+from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.process import BaseProcess
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,27 +30,50 @@ class _GivenUpError(Exception):
 
 @contextmanager
 def processes(count: int) -> Generator[ProcessPoolExecutor | None]:
-    """So many processes, forked from this one. None where there is no fork, once this process uses CUDA or has other
-    threads, whose locks a fork would keep for ever, in a daemon, which may have no processes of its own, and where the
-    system refuses."""
-    alone = threading.active_count() == 1 and not torch.cuda.is_initialized()
-    may_fork = "fork" in multiprocessing.get_all_start_methods() and not multiprocessing.current_process().daemon
-    if count < 2 or not alone or not may_fork:
+    """So many processes. None for fewer than two, in a daemon, which may have no processes of its own, and where the
+    system refuses.
+
+    Forked from this one, which takes a moment, while it has one thread and has not used CUDA. Later a fork would keep
+    other threads' locks for ever, so each begins with a Python of its own, which takes two seconds to import PyTorch.
+    """
+    if count < 2 or multiprocessing.current_process().daemon:
         yield None
         return
+    alone = threading.active_count() == 1 and not torch.cuda.is_initialized()
+    may_fork = alone and "fork" in multiprocessing.get_all_start_methods()
     others = multiprocessing.active_children()
-    with ProcessPoolExecutor(count, multiprocessing.get_context("fork"), initializer=_prepare) as pool:
-        forked = True
+    context = multiprocessing.get_context("fork") if may_fork else _Spawning()
+    with ProcessPoolExecutor(count, context, initializer=_prepare) as pool:
+        started = True
         try:
-            # The first job forks all of them, while there is one thread.
-            pool.submit(int)
+            # The first job forks all of them, while there is one thread; each of these spawns one. From this thread:
+            # they end with it.
+            for _ in range(count):
+                pool.submit(int)
         except OSError:  # no memory, or no more processes
-            forked = False
+            started = False
             for process in multiprocessing.active_children():
                 if process not in others:
                     process.terminate()
                     process.join()
-        yield pool if forked else None
+        yield pool if started else None
+
+
+class _SpawnedProcess(SpawnProcess):
+    """One that does not run the caller's script again, which may be without the guard that spawning asks for."""
+
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> Any:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            return SpawnProcess._Popen(process_obj)  # pyright: ignore
+        finally:
+            sys.modules["__main__"] = main
+
+
+class _Spawning(SpawnContext):
+    Process = _SpawnedProcess
 
 
 def _prepare() -> None:

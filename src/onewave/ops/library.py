@@ -18,6 +18,7 @@ from torch._C import _len_torch_dispatch_stack  # pyright: ignore[reportPrivateU
 from torch._C._functorch import get_unwrapped, is_batchedtensor, is_gradtrackingtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
+import onewave.ops.forked  # noqa: F401  # pyright: ignore[reportUnusedImport] (before anything computes)
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.base.settings import Settings
 

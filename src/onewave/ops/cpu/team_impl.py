@@ -14,6 +14,7 @@ Workers spin between jobs for a few milliseconds, then leave compiled code and s
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import suppress
 from functools import cache, cached_property
@@ -229,6 +230,11 @@ class _Team:
 @cache
 def _team() -> _Team:
     return _Team(Settings.from_env().num_threads)
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked child has no workers, and its state may be that of another thread's job.
+    os.register_at_fork(after_in_child=_team.cache_clear)
 
 
 def run(job: kernel, count: int, arguments: tuple[int, ...], number: float = 0.0, *, alone: bool = False) -> None:
