@@ -430,7 +430,8 @@ def test_dummy_weights_need_only_a_configuration_and_depend_on_the_seed(checkpoi
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_runs_on_the_cpu(checkpoint: Path, dtype: str) -> None:
     with LLM(checkpoint, device="cpu", dtype=dtype) as llm:
-        assert llm.dtype is getattr(torch, dtype)
+        # Activations leave float16's range: a CPU computes in float32 then.
+        assert llm.dtype is (torch.float32 if dtype == "float16" else torch.bfloat16)
         together = token_ids(llm.generate(PROMPTS[:2], GREEDY))
         assert [len(tokens) for tokens in together] == [24, 24]
 

@@ -89,11 +89,12 @@ def check_dtype_on(name: str, device: torch.device) -> None:
 
 
 def choose_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """The dtype of a checked name; auto depends on the checkpoint and on the device."""
+    """The dtype to compute in, of a checked name; auto depends on the checkpoint and on the device. A CPU computes in
+    float32 where float16 is asked for, whose range activations leave."""
+    if device.type == "cpu" and name in ("auto", "float16"):
+        return torch.float32
     if name != "auto":
         return _DTYPES[name]
-    if device.type == "cpu":
-        return torch.float32
     return torch.float16 if config.dtype == "float16" else torch.bfloat16
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -24,14 +25,23 @@ from kit.models.tiny_models import (
     save_checkpoint,
     tokens,
 )
-from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
+from onewave.base.errors import (
+    CapacityError,
+    InvalidArgumentError,
+    OutOfReachError,
+    UnsupportedError,
+    WeightsError,
+)
+from onewave.base.quantized import QuantizedRows
 from onewave.engine.load import loading
-from onewave.engine.load.loading import load_model
+from onewave.engine.load.loading import load_model, open_parts
 from onewave.engine.load.options import LoadOptions
 from onewave.models.batch import Batch
 from onewave.models.config.read import load_config
 from onewave.models.llama import Llama
 from onewave.models.names import GGUF, HF, expected_shapes
+from onewave.ops.linear import has_finite_scales
+from onewave.ops.linear.packed import FORMATS
 from onewave.weights.dummy import DummyStore
 from onewave.weights.fetch.sources import ModelLocation
 
@@ -164,6 +174,55 @@ def test_a_weight_that_float16_cannot_hold_is_refused(largest: float, kept: bool
         with pytest.raises(WeightsError, match=re.escape(problem)):
             ours(tmp_path, torch.float16)
         assert ours(tmp_path, torch.bfloat16).weights.norm.isfinite().all()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("name", "dtype", "packed"),
+    [
+        (Q_PROJ, torch.float32, True),
+        (Q_PROJ.replace("q_proj", "v_proj"), torch.bfloat16, False),
+        ("model.embed_tokens.weight", torch.float16, False),
+        ("model.norm.weight", torch.float32, True),
+        ("model.layers.0.self_attn.k_proj.bias", torch.bfloat16, False),
+    ],
+)
+def test_a_weight_that_is_not_finite_is_refused_by_its_tensors_name(
+    bad: float, name: str, dtype: torch.dtype, packed: bool, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, config_of("qwen2"))
+    change_weights(tmp_path, lambda state: state[name].view(-1)[7:8].fill_(bad))
+    with pytest.raises(WeightsError, match=rf"model\.safetensors: tensor '{name}'.*: weights from .*; allowed: finite"):
+        ours(tmp_path, dtype, packed=packed)
+
+
+@pytest.mark.parametrize(("kind", "byte"), [("Q4_0", 1), ("Q4_1", 1), ("Q4_1", 3), ("Q8_0", 1)])
+def test_blocks_with_a_scale_that_is_not_finite_are_known(kind: str, byte: int) -> None:
+    form = FORMATS[kind]
+    data = np.zeros((4, 3 * form.row_bytes), np.uint8)
+    data[:, form.scale_bytes :: form.row_bytes] = 0xFF  # numbers, of which any bits are finite
+    data[2, form.row_bytes + byte] = 0x7B  # float16's largest numbers
+    assert has_finite_scales(QuantizedRows(kind, data, (4, 96)))
+    data[2, form.row_bytes + byte] = 0xFC
+    assert not has_finite_scales(QuantizedRows(kind, data, (4, 96)))
+
+
+def test_weights_on_a_gpu_are_looked_at_when_the_load_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking each as it comes would wait for the GPU."""
+    save_checkpoint(tmp_path, config_of("llama"))
+    change_weights(tmp_path, lambda state: state[Q_PROJ].view(-1)[7:8].fill_(math.nan))
+    location, config = ModelLocation("hf", tmp_path, "m"), load_config(ModelLocation("hf", tmp_path, "m"))
+    monkeypatch.setattr(loading.ModelParts, "_is_read_later", lambda self, kind: True)
+    for error in (None, OutOfReachError("weights", got="not finite")):
+        with (
+            pytest.raises(WeightsError, match=f"tensor '{Q_PROJ}'"),
+            open_parts(location, config, LoadOptions(dtype=torch.bfloat16, device=CPU)) as parts,
+        ):
+            parts.matrix(0, "qkv")
+            parts.check_read()
+            parts.matrix(1, "qkv")
+            if error is not None:
+                raise error
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen3-8b"])

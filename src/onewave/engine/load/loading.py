@@ -14,14 +14,21 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError, shown
+from onewave.base.errors import (
+    CapacityError,
+    InvalidArgumentError,
+    OutOfReachError,
+    UnsupportedError,
+    WeightsError,
+    shown,
+)
 from onewave.base.quantized import QuantizedRows
 from onewave.engine.load.options import LoadOptions
 from onewave.memory.host import available_bytes
@@ -31,7 +38,7 @@ from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 from onewave.models.names import GGUF, HF, Layout, check_tensors, expected_shapes, hf_layout, layer_part_shapes
 from onewave.models.registry import FAMILIES
 from onewave.ops.attention.checks import check_head_dim
-from onewave.ops.linear import LinearWeight, can_pack, pack, pack_dense
+from onewave.ops.linear import LinearWeight, can_pack, has_finite_scales, pack, pack_dense
 from onewave.weights.fetch.sources import LOAD_FORMATS, ModelLocation
 from onewave.weights.store import WeightStore, quote
 
@@ -74,7 +81,13 @@ def open_parts(
         if device.type == "cpu":
             _check_room(location, config, store, layout, dtype, packed=packed)
         interleaved = layout is GGUF and FAMILIES[config.family].interleaved_gguf
-        yield ModelParts(store, config, layout, dtype, device, packed=packed, interleaved=interleaved)
+        parts = ModelParts(store, config, layout, dtype, device, packed=packed, interleaved=interleaved)
+        try:
+            yield parts
+        except OutOfReachError:
+            parts.check_read()  # which says what it is that no format holds
+            raise
+        parts.check_read()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -154,6 +167,14 @@ class ModelParts:
         # Rows to take, in order; None takes them as they are.
         self._q_rows = _half_split_rows(config, config.num_heads) if interleaved else None
         self._k_rows = _half_split_rows(config, config.num_kv_heads) if interleaved else None
+        # Tensors on the GPU, each with its lowest and highest weight there: reading those would wait for the GPU.
+        self._unread: list[tuple[str, tuple[Tensor, Tensor]]] = []
+
+    def check_read(self) -> None:
+        """Raise WeightsError for weights on the GPU that are not finite, among what was built so far."""
+        for name, limits in self._unread:
+            self._check(name, limits)
+        self._unread.clear()
 
     def layer(self, index: int) -> LayerWeights:
         """Build one decoder layer."""
@@ -227,6 +248,9 @@ class ModelParts:
         blocks = [self._store.load_quantized(name) for name in names]
         kinds = {None if block is None else block.qtype for block in blocks}
         if len(kinds) == 1 and (kind := kinds.pop()) is not None and can_pack(kind):
+            for name, block in zip(names, blocks, strict=True):
+                if block is not None and not has_finite_scales(block):
+                    self._refuse(name, "blocks with a scale that is no finite number", "finite weights")
             chosen = [
                 block if order is None else block.select(order)
                 for block, order in zip(blocks, rows, strict=False)
@@ -251,8 +275,9 @@ class ModelParts:
         first = 0
         for name, order in zip(names, rows, strict=False):
             tensor = self._load(name)
-            if kind is torch.float16:
-                self._check_half(name, tensor)
+            later = self._is_read_later(kind)
+            if not later:
+                self._check(name, _limits(tensor), kind)
             if order is not None:
                 tensor = tensor[torch.as_tensor(order, device=tensor.device)]
             if len(names) == 1 and tensor.is_cuda and tensor.device == self._device and tensor.dtype is kind:
@@ -260,10 +285,16 @@ class ModelParts:
             if out is None:
                 height = sum(shape[0] for shape in shapes)
                 out = torch.empty((height, *shapes[0][1:]), dtype=kind, device=self._device)
-            out[first : first + tensor.shape[0]].copy_(tensor)
+            part = out[first : first + tensor.shape[0]].copy_(tensor)
+            if later:
+                self._unread.append((name, _limits(part)))
             first += tensor.shape[0]
         assert out is not None
         return out
+
+    def _is_read_later(self, kind: torch.dtype) -> bool:
+        """Whether weights are looked at when they are on the GPU, which takes no time; not what turns infinite there."""
+        return self._device.type == "cuda" and kind is not torch.float16
 
     def _load(self, name: str) -> Tensor:
         tensor = self._store.load(name)
@@ -274,19 +305,26 @@ class ModelParts:
             )
         return tensor
 
-    def _check_half(self, name: str, tensor: Tensor) -> None:
-        """Refuse a finite weight that float16 would make infinite."""
-        if tensor.dtype is torch.float16 or tensor.numel() == 0:
-            return
-        low, high = torch.aminmax(tensor)
-        largest = max(-float(low), float(high))
-        if _HALF_ENDS <= largest < math.inf:
-            raise WeightsError(
-                f"{self._store.tensors[name].file}: tensor {quote(name)} in float16",
-                got=f"a weight of size {largest:.6g}",
-                allowed=f"at most {torch.finfo(torch.float16).max:g}",
-                next="Use bfloat16, or float32 on a CPU.",
-            )
+    def _check(self, name: str, limits: tuple[Tensor, Tensor], kind: torch.dtype | None = None) -> None:
+        """Refuse a tensor by its lowest and highest weight: one that is not finite, or that float16, the kind it is
+        turned into, would make infinite."""
+        low, high = map(float, limits)
+        largest = max(-low, high)
+        if not (math.isfinite(low) and math.isfinite(high)):
+            self._refuse(name, f"weights from {low:g} to {high:g}", "finite ones")
+        if kind is torch.float16 and largest >= _HALF_ENDS:
+            most = f"at most {torch.finfo(torch.float16).max:g}"
+            self._refuse(name, f"a weight of size {largest:.6g}", most, " in float16", "Use bfloat16, or a CPU.")
+
+    def _refuse(self, name: str, got: str, allowed: str, kind: str = "", next: str = "Fetch the model again.") -> NoReturn:
+        what = f"{self._store.tensors[name].file}: tensor {quote(name)}{kind}"
+        raise WeightsError(what, got=got, allowed=allowed, next=next)
+
+
+def _limits(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The lowest and the highest number, both NaN where one is."""
+    low, high = torch.aminmax(tensor if tensor.numel() else tensor.new_zeros(1))
+    return low, high
 
 
 def _half_split_rows(config: ModelConfig, num_heads: int) -> NDArray[np.int64]:

@@ -27,6 +27,7 @@ from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.base.quantized import QuantizedRows, dequantize_rows
 
 LANES = 16
+_HALF_EXPONENT = 0x7C00  # all ones in infinity and NaN
 BLOCK = 32
 
 
@@ -92,6 +93,15 @@ class PackedWeight:
 def can_pack(kind: str) -> bool:
     """Whether the CPU kernels read this format as it is."""
     return kind in FORMATS
+
+
+def has_finite_scales(stored: QuantizedRows) -> bool:
+    """Whether each block's scale and offset are finite numbers; of a format that `pack` takes."""
+    form = FORMATS[stored.qtype]
+    if not form.scale_bytes:
+        return True
+    scales = stored.data.reshape(-1, form.row_bytes)[:, : form.scale_bytes].view("<u2")
+    return not bool(((scales & _HALF_EXPONENT) == _HALF_EXPONENT).any())
 
 
 def pack(stored: QuantizedRows) -> PackedWeight:
