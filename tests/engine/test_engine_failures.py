@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import heapq
+import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from kit.models.fake_model import FakeRunner, expected_tokens, make_engine, run_all
 from onewave.base.errors import CapacityError
 from onewave.engine import engine as engine_module
+from onewave.engine.host_copies import to_list
 from onewave.engine.params import SamplingParams
+from onewave.models.batch import StepRows
 from onewave.ops.sampling import stream_key
 
 PROMPT = [5, 9, 33]
@@ -36,6 +42,55 @@ def test_a_row_that_grows_and_finds_no_memory_ends_alone(monkeypatch: pytest.Mon
     for other, each in zip(others, params, strict=True):
         assert other.failure is None
         assert other.samples[0].token_ids == expected_tokens(PROMPT, each, stream_key(0, each.seed or 0, 0))
+
+
+class Overflowing(FakeRunner):
+    """From some length on, the logits of a sequence that begins with token 5 are no numbers."""
+
+    def __init__(self, bad: float, length: int, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.bad, self.length = bad, length
+
+    def spoil(self, slots: Sequence[int], logits: Tensor) -> Tensor:
+        for row, slot in zip(logits, slots, strict=True):
+            if self.cache[slot][0] == 5 and len(self.cache[slot]) >= self.length:
+                row[7 if self.bad == math.inf else slice(None)] = self.bad
+        return logits
+
+    def prefill(self, slot: int, token_ids: Sequence[int], **asked: Any) -> Tensor:
+        return self.spoil([slot], super().prefill(slot, token_ids, **asked))
+
+    def decode(self, rows: StepRows) -> Tensor:
+        return self.spoil(to_list(rows.slots), super().decode(rows))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("length", [3, 5])
+@pytest.mark.parametrize(
+    ("run_ahead", "params"),
+    [
+        (0, {"temperature": 0}),
+        (1, {"temperature": 0, "logprobs": 2}),
+        (1, {"temperature": 0.8, "top_p": 0.9}),
+        (0, {"temperature": 0.8, "logit_bias": {3: 1.0}, "repetition_penalty": 1.2, "min_tokens": 9}),
+    ],
+)
+def test_logits_that_are_not_finite_end_their_own_request_with_an_error(
+    bad: float, length: int, run_ahead: int, params: dict[str, Any]
+) -> None:
+    engine = make_engine(Overflowing(bad, length, run_ahead=run_ahead))
+    given = SamplingParams(max_tokens=12, ignore_eos=True, seed=4, **params)
+    prompts = [[8, 9], PROMPT, [33]]
+    requests = [engine.add(None, prompt, given) for prompt in prompts]
+    run_all(engine)
+    spoilt = requests.pop(1)
+    count = length - len(PROMPT)
+    assert str(spoilt.failure).startswith(f"request: logits that are not finite, after {count} tokens. The model's act")
+    assert spoilt.samples[0].finish_reason == "abort"
+    assert len(spoilt.samples[0].token_ids) == count
+    for prompt, request in zip([prompts[0], prompts[2]], requests, strict=True):
+        assert request.failure is None
+        assert request.samples[0].token_ids == expected_tokens(prompt, given, stream_key(0, 4, 0))
 
 
 @pytest.mark.parametrize("name", ["heappop", "heappush"])

@@ -401,7 +401,8 @@ def test_a_forked_child_is_told_that_it_can_not_use_its_parents_gpu(monkeypatch:
     thread.call(lambda: None)
     monkeypatch.setattr(engine, "stream", SimpleNamespace(device="cuda:0"))
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    for ask in (lambda: thread.call(lambda: None), lambda: thread.wait(SimpleQueue())):
+    updates = SimpleQueue[None]()
+    for ask in (lambda: thread.call(lambda: None), lambda: thread.wait(updates)):
         with pytest.raises(UnsupportedError, match="made on cuda:0, in a process that then was forked"):
             ask()
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)

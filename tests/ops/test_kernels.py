@@ -49,9 +49,10 @@ def test_rms_norm_kernels_equal_the_reference(rows: int, hidden: int, dtype: tor
         assert out.dtype is dtype
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice", "ignore:invalid value encountered")
 @pytest.mark.parametrize("vocab", [1, 61, 4096, 4097, 20_000])
 def test_greedy_kernel_equals_argmax_and_takes_the_first_of_equals(vocab: int) -> None:
-    from onewave.ops.sampling import triton_impl
+    from onewave.ops.sampling import rows_without_numbers, triton_impl
 
     logits = randn(9, vocab, dtype=torch.float32)
     logits[1] = 0.0
@@ -68,6 +69,12 @@ def test_greedy_kernel_equals_argmax_and_takes_the_first_of_equals(vocab: int) -
     apart = torch.full((9, 2, vocab), 9.0, device=DEVICE)
     apart[:, 0] = logits
     assert triton_impl.greedy(apart[:, 0]).tolist() == logits.cpu().argmax(dim=1).tolist()
+    _, best = triton_impl.greedy_of_pieces(logits)
+    assert rows_without_numbers(best.cpu()) == [2, 5]
+    everywhere = torch.full((3, vocab), torch.nan, device=DEVICE)
+    everywhere[1] = 0.0
+    everywhere[2, 0] = torch.inf
+    assert rows_without_numbers(triton_impl.max_of_pieces(everywhere).cpu()) == [0, 2]
     assert triton_impl.greedy(logits[:0]).shape == (0,)
 
 

@@ -26,7 +26,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from onewave.base.errors import CapacityError
+from onewave.base.errors import CapacityError, OnewaveError
 from onewave.engine.failures import own_copy, without_frames
 from onewave.engine.host_copies import HostLogprobs, to_list, to_pinned
 from onewave.engine.output import Logprob, Logprobs
@@ -36,7 +36,7 @@ from onewave.engine.sampler import Sampled, Sampler, SamplerRow, SamplingPlan
 from onewave.engine.scheduler import Scheduler
 from onewave.memory.shortage import is_out_of_memory
 from onewave.models.batch import StepRows
-from onewave.ops.sampling import TokenLogprobs, stream_key, token_logprobs
+from onewave.ops.sampling import TokenLogprobs, rows_without_numbers, stream_key, token_logprobs
 
 # Room made at once for a request without max_tokens; more is made as it grows.
 _FIRST_ROOM = 256
@@ -382,6 +382,7 @@ class Engine:
             logprobs = sampled.logprobs
             copied = Sampled(
                 to_pinned(sampled.tokens),
+                to_pinned(sampled.highest),
                 None if logprobs is None else TokenLogprobs(*(to_pinned(part) for part in logprobs)),
             )
             ready.record(self._copies)
@@ -394,8 +395,16 @@ class Engine:
             if step.ready is not None:
                 step.ready.synchronize()
             self._runner.check()  # before a reader sees a token of a launch that gave up
+            for row in rows_without_numbers(step.sampled.highest):
+                self._end_without_numbers(step.samples[row])
             logprobs = None if step.sampled.logprobs is None else HostLogprobs(step.sampled.logprobs)
             self._note_tokens(step.samples, to_list(step.sampled.tokens), logprobs)
+
+    def _end_without_numbers(self, sample: Sample) -> None:
+        if not sample.finished:
+            got = f"logits that are not finite, after {len(sample.token_ids)} tokens"
+            next = "The model's activations overflow: use another dtype, or other weights."
+            self.abort(sample.request, OnewaveError("request", got=got, next=next))
 
     def _note_tokens(self, samples: list[Sample], token_ids: list[int], logprobs: HostLogprobs | None) -> None:
         """Hand one token to each sample of a step."""

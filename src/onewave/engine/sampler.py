@@ -9,13 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
 from onewave.engine.params import SamplingParams
-from onewave.ops.sampling import RowParameters, TokenLogprobs, greedy, penalise, sample, token_logprobs, uniforms
+from onewave.ops.sampling import (
+    RowParameters,
+    TokenLogprobs,
+    choose,
+    greedy,
+    highest_of,
+    numpy_impl,
+    penalise,
+    sample,
+    token_logprobs,
+    uniforms,
+)
 
 # Uniform numbers are made and sent to the device for this many steps at once.
 _STEPS_PER_BLOCK = 64
@@ -37,9 +49,11 @@ class SamplerRow:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """tokens: int64 [rows] on the device. logprobs: of those tokens, when a row asked for them."""
+    """tokens: int64 [rows] on the device. highest: what tells rows whose logits are no numbers (ops.sampling.Chosen).
+    logprobs: of those tokens, when a row asked for them."""
 
     tokens: Tensor
+    highest: Tensor
     logprobs: TokenLogprobs | None
 
 
@@ -60,17 +74,19 @@ class Sampler:
         """Forget what the slot's last owner saw and keep the new prompt."""
         if not params.has_penalties:
             return
-        in_prompt, counts = self.seen()
+        in_prompt, counts = map(_array, self.seen())
         in_prompt[slot] = False
-        in_prompt[slot, torch.tensor(prompt_token_ids, dtype=torch.int64).to(self.device)] = True
+        in_prompt[slot, _array(torch.tensor(prompt_token_ids, dtype=torch.int64).to(self.device))] = True
         counts[slot] = 0
 
     def seen(self) -> tuple[Tensor, Tensor]:
         """(in_prompt, counts)."""
         if self._seen is None:
             shape = (self.num_slots, self.vocab_size)
-            in_prompt = torch.zeros(shape, dtype=torch.bool, device=self.device)
-            self._seen = in_prompt, torch.zeros(shape, dtype=torch.int32, device=self.device)
+            in_prompt = torch.empty(shape, dtype=torch.bool, device=self.device)
+            self._seen = in_prompt, torch.empty(shape, dtype=torch.int32, device=self.device)
+            for made in map(_array, self._seen):
+                made[:] = 0
         return self._seen
 
     def plan(self, rows: Sequence[SamplerRow]) -> SamplingPlan:
@@ -124,19 +140,26 @@ class SamplingPlan:
             self._build_bans()
             self._as_is = self._biases is None and self._bans is None and self._penalties is None
         edited = logits if self._as_is else self._edit(logits)
-        parameters = self._parameters
-        tokens = greedy(edited) if parameters is None else sample(edited, self._next_uniforms(), parameters)
+        tokens, highest = choose(edited, None if self._parameters is None else self._next_uniforms(), self._parameters)
+        if not self._as_is:
+            highest = highest_of(logits)  # of which a ban makes none infinite
         if self._penalties is not None:
             rows, slots = self._penalties[:2]
             # A slot appears once, so nothing is added twice to one place.
-            self._sampler.seen()[1][slots, tokens[rows]] += 1
+            _array(self._sampler.seen()[1])[slots, _array(tokens)[rows]] += 1
         self._step += 1
         if self._num_logprobs is None:
-            return Sampled(tokens, None)
-        return Sampled(tokens, token_logprobs(logits, tokens, self._num_logprobs))
+            return Sampled(tokens, highest, None)
+        return Sampled(tokens, highest, token_logprobs(logits, tokens, self._num_logprobs))
 
     def _edit(self, logits: Tensor) -> Tensor:
-        logits = logits.clone()
+        if not logits.is_cpu:
+            return self._edit_in_place(logits.clone())
+        edited = torch.from_numpy(logits.numpy().copy())  # pyright: ignore[reportUnknownMemberType]
+        self._edit_in_place(edited.numpy())
+        return edited
+
+    def _edit_in_place(self, logits: Any) -> Any:
         if self._biases is not None:
             rows, ids, values = self._biases
             logits[rows, ids] += values
@@ -145,15 +168,10 @@ class SamplingPlan:
             logits[rows, ids] = -torch.inf
         if self._penalties is not None:
             rows, slots, repetition, presence, frequency = self._penalties
-            in_prompt, counts = self._sampler.seen()
-            logits[rows] = penalise(
-                logits[rows],
-                in_prompt[slots],
-                counts[slots],
-                repetition=repetition,
-                presence=presence,
-                frequency=frequency,
-            )
+            in_prompt, counts = map(_array, self._sampler.seen())
+            factors = {"repetition": repetition, "presence": presence, "frequency": frequency}
+            apply: Any = penalise if isinstance(logits, Tensor) else numpy_impl.penalise
+            logits[rows] = apply(logits[rows], in_prompt[slots], counts[slots], **factors)
         return logits
 
     def _next_uniforms(self) -> Tensor:
@@ -162,12 +180,12 @@ class SamplingPlan:
             column, self._uniforms_from = 0, self._step
             steps = [row.step + self._step for row in self._rows]
             block = uniforms([row.key for row in self._rows], steps, _STEPS_PER_BLOCK)
-            self._uniforms = self._send(block.T.copy(), torch.float64)
+            self._uniforms = torch.from_numpy(block.T.copy()).to(self._device, non_blocking=True)  # pyright: ignore[reportUnknownMemberType]
         return self._uniforms[column]
 
-    def _send(self, values: object, dtype: torch.dtype) -> Tensor:
+    def _send(self, values: object, dtype: torch.dtype) -> Any:
         # From pageable memory the driver copies before it returns, so the source may go and the host need not wait.
-        return torch.tensor(values, dtype=dtype).to(self._device, non_blocking=True)
+        return _array(torch.tensor(values, dtype=dtype).to(self._device, non_blocking=True))
 
     def _build_biases(self) -> None:
         triples = [
@@ -175,7 +193,7 @@ class SamplingPlan:
             for i, row in enumerate(self._rows)
             for token_id, bias in (row.params.logit_bias or {}).items()
         ]
-        self._biases: tuple[Tensor, Tensor, Tensor] | None = None
+        self._biases: tuple[Any, Any, Any] | None = None
         if triples:
             rows, ids, values = zip(*triples, strict=True)
             long = torch.int64
@@ -183,7 +201,7 @@ class SamplingPlan:
 
     def _build_penalties(self) -> None:
         chosen = [(i, row.slot, row.params) for i, row in enumerate(self._rows) if row.params.has_penalties]
-        self._penalties: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None = None
+        self._penalties: tuple[Any, Any, Any, Any, Any] | None = None
         if chosen:
             self._penalties = (
                 self._send([i for i, _, _ in chosen], torch.int64),
@@ -195,7 +213,7 @@ class SamplingPlan:
 
     def _build_bans(self) -> None:
         """Ban what may not end a row yet; the bans hold until one of them is over."""
-        self._bans: tuple[Tensor, Tensor] | None = None
+        self._bans: tuple[Any, Any] | None = None
         self._next_ban_end: int | None = None
         left = [row.params.min_tokens - row.step for row in self._rows]
         active = [i for i, row in enumerate(self._rows) if left[i] > self._step and row.banned_ids]
@@ -204,3 +222,9 @@ class SamplingPlan:
             pairs = [(i, token_id) for i in active for token_id in self._rows[i].banned_ids]
             rows, ids = zip(*pairs, strict=True)
             self._bans = self._send(rows, torch.int64), self._send(ids, torch.int64)
+
+
+def _array(tensor: Tensor) -> Any:
+    """A tensor of a CPU as the NumPy array that shares its memory: PyTorch's operators would share a row among all its
+    threads and wait for them. A GPU's as it is."""
+    return tensor.numpy() if tensor.is_cpu else tensor

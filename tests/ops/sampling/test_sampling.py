@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.processes import python
 from onewave.base.errors import ShapeError
 from onewave.ops.sampling import (
     RowParameters,
@@ -95,13 +98,13 @@ def test_a_row_is_the_same_alone_and_in_any_batch(rows: list[Row], vocab: int, s
 def test_sorting_only_the_candidates_changes_nothing(
     vocab: int, top_k: int, top_p: float, min_p: float, temperature: float, seed: int, ties: bool
 ) -> None:
-    group = parameters([(temperature, top_k, top_p, min_p)]).ordered
-    if group is None:
+    given = parameters([(temperature, top_k, top_p, min_p)])
+    if given.ordered is None:
         return
-    scaled = random_logits(1, vocab, seed, ties=ties) / temperature
+    logits = random_logits(1, vocab, seed, ties=ties)
     uniform = torch.from_numpy(uniforms([seed], [0], 1)[:, 0])
-    everything = op._draw_sorted(scaled, uniform, group)
-    assert op._draw_from_candidates(scaled[0], uniform, *group.host[0]).tolist() == everything.tolist()
+    everything = op._draw_sorted(logits / temperature, uniform, given.ordered)
+    assert sample(logits, uniform, given).tolist() == everything.tolist()
 
 
 @pytest.mark.parametrize("row", [(1.0, 0, 1.0, 0.0), (0.7, 0, 0.9, 0.0), (1.5, 8, 1.0, 0.0), (1.0, 0, 1.0, 0.1)])
@@ -272,3 +275,28 @@ def test_wrong_shapes_are_refused() -> None:
         sample(torch.zeros(2, 5), torch.zeros(2).double(), parameters([CASES[1]]))
     with pytest.raises(ShapeError, match="vocabulary"):
         sample(torch.zeros(1, 2**18 + 1), torch.zeros(1).double(), parameters([CASES[1]]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the threads of a process")
+def test_sampling_on_a_cpu_begins_no_threads() -> None:
+    """PyTorch's operators share one row among threads, and wait for all of them wherever other processes run."""
+    code = """
+import numpy, os, torch
+from onewave.engine.params import SamplingParams
+from onewave.engine.sampler import Sampler, SamplerRow
+torch.set_num_threads(2)
+before = len(os.listdir("/proc/self/task"))
+sampler = Sampler(num_slots=4, vocab_size=30_000, device=torch.device("cpu"))
+logits = torch.from_numpy(numpy.zeros((4, 30_000), numpy.float32))
+for more in ({"temperature": 0}, {}, {"top_p": 0.9, "top_k": 50, "min_p": 0.01}):
+    params = SamplingParams(logit_bias={3: 1.0}, repetition_penalty=1.2, min_tokens=3, logprobs=2, **more)
+    for slot in range(4):
+        sampler.begin(slot, [1, 2], params)
+    plan = sampler.plan([SamplerRow(slot, params, 0, 0, (5,)) for slot in range(4)])
+    for _ in range(2):
+        plan(logits)
+print(len(os.listdir("/proc/self/task")) - before)
+torch.zeros(100_000).cos()
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    assert python("-c", code).split() == ["0", "1"]

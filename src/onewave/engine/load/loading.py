@@ -293,7 +293,7 @@ class ModelParts:
         return out
 
     def _is_read_later(self, kind: torch.dtype) -> bool:
-        """Whether weights are looked at when they are on the GPU, which takes no time; not what turns infinite there."""
+        """Whether weights are looked at on the GPU, which takes no time; not what turns infinite there."""
         return self._device.type == "cuda" and kind is not torch.float16
 
     def _load(self, name: str) -> Tensor:
@@ -316,7 +316,9 @@ class ModelParts:
             most = f"at most {torch.finfo(torch.float16).max:g}"
             self._refuse(name, f"a weight of size {largest:.6g}", most, " in float16", "Use bfloat16, or a CPU.")
 
-    def _refuse(self, name: str, got: str, allowed: str, kind: str = "", next: str = "Fetch the model again.") -> NoReturn:
+    def _refuse(
+        self, name: str, got: str, allowed: str, kind: str = "", next: str = "Fetch the model again."
+    ) -> NoReturn:
         what = f"{self._store.tensors[name].file}: tensor {quote(name)}{kind}"
         raise WeightsError(what, got=got, allowed=allowed, next=next)
 

@@ -1,12 +1,28 @@
 from onewave.ops.sampling.noise import stream_key, uniforms
-from onewave.ops.sampling.op import MAX_VOCAB, RowParameters, TokenLogprobs, greedy, penalise, sample, token_logprobs
+from onewave.ops.sampling.op import (
+    MAX_VOCAB,
+    Chosen,
+    RowParameters,
+    TokenLogprobs,
+    choose,
+    greedy,
+    highest_of,
+    penalise,
+    rows_without_numbers,
+    sample,
+    token_logprobs,
+)
 
 __all__ = [
     "MAX_VOCAB",
+    "Chosen",
     "RowParameters",
     "TokenLogprobs",
+    "choose",
     "greedy",
+    "highest_of",
     "penalise",
+    "rows_without_numbers",
     "sample",
     "stream_key",
     "token_logprobs",

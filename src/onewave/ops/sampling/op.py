@@ -11,7 +11,6 @@ entry of the vocabulary, hashes 10^5 numbers a row where this needs one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,13 +24,11 @@ from onewave.base.device import capability
 from onewave.base.errors import ShapeError
 from onewave.ops.backends import load
 from onewave.ops.library import check_tensors, is_watched, register
+from onewave.ops.sampling import numpy_impl
+from onewave.ops.sampling.limits import LARGEST_LOGIT, MAX_VOCAB, NO_LIMIT, UNIT, RowLimits
 
-# The largest vocabulary whose cumulative sum of weights up to 2**44 stays within int64.
-MAX_VOCAB = 2**18
-_UNIT = 2.0**44
-# What a temperature may divide, and a softmax subtract from itself.
-_LARGEST_LOGIT = 1e30
-_NO_LIMIT = 2**63 - 1
+# float32's bits of infinity.
+_INFINITY = 0x7F800000
 
 
 def draw_words(temperature: float, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> list[float]:
@@ -51,7 +48,6 @@ class _Group:
     min_p: Tensor
     any_min_p: bool
     words: Tensor
-    host: tuple[tuple[int, float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -59,10 +55,11 @@ class RowParameters:
     """Sampling parameters of a batch's rows, on the device and grouped by what they need.
 
     num_rows: rows of the logits. plain: rows drawn from the whole vocabulary (min_p needs no order). ordered: rows with
-    top_k or top_p. Rows in neither are greedy.
+    top_k or top_p. Rows in neither are greedy. host: the same for each row, None for a greedy one.
     """
 
     num_rows: int
+    host: tuple[RowLimits | None, ...]
     plain: _Group | None
     ordered: _Group | None
 
@@ -77,8 +74,12 @@ class RowParameters:
         device: torch.device,
     ) -> RowParameters:
         """One entry a row; temperature 0: greedy; top_k below 1, top_p 1 and min_p 0: off."""
-        drawn = [row for row, value in enumerate(temperature) if value > 0]
-        ordered = [row for row in drawn if top_k[row] > 0 or top_p[row] < 1]
+        host = tuple(
+            RowLimits(temperature[row], top_k[row] if top_k[row] > 0 else NO_LIMIT, top_p[row], min_p[row])
+            if temperature[row] > 0
+            else None
+            for row in range(len(temperature))
+        )
 
         def group(rows: list[int]) -> _Group | None:
             if not rows:
@@ -88,7 +89,7 @@ class RowParameters:
                 return torch.tensor([values[row] for row in rows], dtype=dtype).to(device)
 
             words = [draw_words(temperature[row], min_p[row], top_k[row], top_p[row]) for row in rows]
-            limits = [top_k[row] if top_k[row] > 0 else _NO_LIMIT for row in range(len(temperature))]
+            limits = [top_k[row] if top_k[row] > 0 else NO_LIMIT for row in range(len(temperature))]
             return _Group(
                 rows=None if len(rows) == len(temperature) else torch.tensor(rows, dtype=torch.int64).to(device),
                 temperature=column(temperature, torch.float32),
@@ -97,11 +98,13 @@ class RowParameters:
                 min_p=column(min_p, torch.float64),
                 any_min_p=any(min_p[row] > 0 for row in rows),
                 words=torch.tensor(words, dtype=torch.float64).to(device),
-                host=tuple((limits[row], top_p[row], min_p[row]) for row in rows),
             )
 
-        plain = [row for row in drawn if row not in set(ordered)]
-        return cls(len(temperature), group(plain), group(ordered))
+        plain, ordered = (
+            [row for row, limits in enumerate(host) if limits is not None and limits.ordered is kind]
+            for kind in (False, True)
+        )
+        return cls(len(host), host, group(plain), group(ordered))
 
 
 class TokenLogprobs(NamedTuple):
@@ -161,9 +164,13 @@ def penalise(
     or the output are divided by `repetition` where positive and multiplied where not, up to 1e30 either way; then
     `frequency` times the count and, once a token is in the output, `presence` are subtracted.
     """
+    if logits.is_cpu and not is_watched(logits):
+        arrays = (tensor.numpy() for tensor in (logits, in_prompt, counts))
+        factors = {"repetition": repetition.numpy(), "presence": presence.numpy(), "frequency": frequency.numpy()}
+        return torch.from_numpy(numpy_impl.penalise(*arrays, **factors))  # pyright: ignore[reportUnknownMemberType]
     generated = counts > 0
     factor = torch.where(in_prompt | generated, repetition[:, None], 1.0)
-    penalised = torch.where(logits > 0, logits / factor, logits * factor).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
+    penalised = torch.where(logits > 0, logits / factor, logits * factor).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
     logits = torch.where(logits.isinf(), logits, penalised)
     return logits - frequency[:, None] * counts - presence[:, None] * generated
 
@@ -183,15 +190,66 @@ def sample(logits: Tensor, uniform: Tensor, rows: RowParameters, *, search: bool
         raise ShapeError("sample", got=shapes, allowed=f"[{rows.num_rows}, vocab] and [{rows.num_rows}]")
     if logits.shape[1] > MAX_VOCAB:
         raise ShapeError("sample: vocabulary", got=str(logits.shape[1]), allowed=f"up to {MAX_VOCAB}")
-    if rows.plain is not None and rows.plain.rows is None:
-        return _draw(logits, uniform, rows.plain)
-    if rows.ordered is not None and rows.ordered.rows is None:
-        return _draw_ordered(logits, uniform, rows.ordered, search)
-    tokens = greedy(logits)
+    return _sample(logits, uniform, rows, search).tokens
+
+
+class Chosen(NamedTuple):
+    """A token a row, and what tells whether its logits are numbers.
+
+    tokens: int64 [rows]. highest: [rows, parts], of each part of a row the highest logit, NaN where all are: float32,
+    or int64 whose high word is ordered as logits are (triton_impl.greedy).
+    """
+
+    tokens: Tensor
+    highest: Tensor
+
+
+def choose(logits: Tensor, uniform: Tensor | None, rows: RowParameters | None) -> Chosen:
+    """Choose one token a row as `sample` does, or as `greedy` without rows, on the way looking for what is no number.
+    Raises as `sample`."""
+    if rows is not None and uniform is not None:
+        return _sample(logits, uniform, rows, search=True)
+    if _suits_kernels(logits) and not is_watched(logits):
+        return Chosen(*load("sampling", "triton_impl").greedy_of_pieces(logits))
+    return Chosen(greedy(logits), highest_of(logits))
+
+
+def highest_of(logits: Tensor) -> Tensor:
+    """Chosen.highest of float32 [rows, vocab]."""
+    if _suits_kernels(logits):
+        return load("sampling", "triton_impl").max_of_pieces(logits)
+    if logits.is_cpu:
+        return torch.from_numpy(logits.numpy().max(axis=-1, keepdims=True))  # pyright: ignore[reportUnknownMemberType]
+    return logits.amax(dim=-1, keepdim=True)
+
+
+def rows_without_numbers(highest: Tensor) -> list[int]:
+    """Rows that have a logit of NaN or infinity, or none that is finite, by Chosen.highest on the host. Of a row that
+    was sampled on a GPU a single NaN among numbers passes: what a model makes of one is all NaN."""
+    found = highest.numpy()
+    if found.dtype == np.int64:
+        # As bits ordered like floats: from infinity on, and down from minus infinity.
+        order = found.max(axis=1) >> 32
+        wrong = (order >= _INFINITY) | (order <= ~_INFINITY)
+    else:
+        wrong = ~np.isfinite(found.max(axis=1))
+    return np.flatnonzero(wrong).tolist()
+
+
+def _sample(logits: Tensor, uniform: Tensor, rows: RowParameters, search: bool) -> Chosen:
+    if logits.is_cpu and not is_watched(logits, uniform):
+        tokens = numpy_impl.sample(logits.numpy(), uniform.numpy(), rows.host)
+        return Chosen(torch.from_numpy(tokens), highest_of(logits))  # pyright: ignore[reportUnknownMemberType]
+    for group, draw in ((rows.plain, _draw), (rows.ordered, partial(_draw_ordered, search=search))):
+        if group is not None and group.rows is None:
+            highest = highest_of(logits)
+            return Chosen(draw(logits, uniform, group, highest=highest), highest)
+    chosen = choose(logits, None, None)
     for group, draw in ((rows.plain, _draw), (rows.ordered, partial(_draw_ordered, search=search))):
         if group is not None:
-            tokens[group.rows] = draw(logits[group.rows], uniform[group.rows], group)
-    return tokens
+            some = logits[group.rows]
+            chosen.tokens[group.rows] = draw(some, uniform[group.rows], group, highest=highest_of(some))
+    return chosen
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> TokenLogprobs:
@@ -199,12 +257,21 @@ def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> TokenLogprobs:
 
     logits: float32 [rows, vocab]. tokens: int64 [rows].
     """
-    logprobs = torch.log_softmax(logits, dim=-1)
+    on_cpu = logits.is_cpu and not is_watched(logits)
+    if on_cpu and len(logits):  # rows would be shared among threads
+        found = np.stack([torch.log_softmax(row, dim=-1).numpy() for row in logits])
+        logprobs = torch.from_numpy(found)  # pyright: ignore[reportUnknownMemberType]
+    else:
+        logprobs = torch.log_softmax(logits, dim=-1)
     sampled = logprobs.gather(1, tokens[:, None])
-    rank = (logprobs > sampled).sum(dim=-1) + 1
+    if on_cpu:
+        rank = torch.from_numpy((logprobs.numpy() > sampled.numpy()).sum(axis=1) + 1)  # pyright: ignore[reportUnknownMemberType]
+        top_ids = torch.from_numpy(numpy_impl.most_likely(logprobs.numpy(), k))  # pyright: ignore[reportUnknownMemberType]
+        return TokenLogprobs(sampled[:, 0], rank, logprobs.gather(1, top_ids), top_ids)
     # Which of equals topk takes, and in which order, depends on k, the most that any row of the batch asks for. So it
     # gets numbers of which no two are equal: how far below 0, whose bits as a whole number are in the floats' order,
     # then the id. (An exact 0 becomes -0, the least of these numbers; no row has two.)
+    rank = (logprobs > sampled).sum(dim=-1) + 1
     below = torch.neg(logprobs).view(torch.int32).to(torch.int64)
     keys = below.bitwise_left_shift_(32).bitwise_or_(torch.arange(logits.shape[1], device=logits.device))
     top_ids = torch.topk(keys, min(k, logits.shape[1]), dim=-1, largest=False).values & (2**32 - 1)
@@ -213,7 +280,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> TokenLogprobs:
 
 def _weights(scaled: Tensor, best: Tensor) -> Tensor:
     """Probabilities relative to the best one's, in whole units of 2**-44 (int64)."""
-    return torch.exp((scaled - best).double()).mul_(_UNIT).round_().to(torch.int64)
+    return torch.exp((scaled - best).double()).mul_(UNIT).round_().to(torch.int64)
 
 
 def _pick(cumulative: Tensor, total: Tensor, uniform: Tensor) -> Tensor:
@@ -224,27 +291,24 @@ def _pick(cumulative: Tensor, total: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
 
 
-def _draw(logits: Tensor, uniform: Tensor, group: _Group) -> Tensor:
+def _draw(logits: Tensor, uniform: Tensor, group: _Group, highest: Tensor | None = None) -> Tensor:
     if _suits_kernels(logits) and not is_watched(logits, uniform):
         draw = load("sampling", "triton_impl").draw
-        return draw(logits, uniform.contiguous(), group.temperature, group.min_p, _UNIT)
+        return draw(logits, uniform.contiguous(), group.temperature, group.min_p, UNIT, highest)
     scaled = logits / group.temperature[:, None]
     weights = _weights(scaled, scaled.amax(dim=-1, keepdim=True))
     if group.any_min_p:
-        weights = weights.masked_fill_(weights < (group.min_p * _UNIT)[:, None], 0)
+        weights = weights.masked_fill_(weights < (group.min_p * UNIT)[:, None], 0)
     cumulative = weights.cumsum(dim=-1)
     return _pick(cumulative, cumulative[:, -1:], uniform)[:, 0]
 
 
-def _draw_ordered(logits: Tensor, uniform: Tensor, group: _Group, search: bool) -> Tensor:
+def _draw_ordered(
+    logits: Tensor, uniform: Tensor, group: _Group, search: bool, highest: Tensor | None = None
+) -> Tensor:
     if search and _suits_search(logits) and not is_watched(logits, uniform):
-        return load("sampling", "search_impl").draw_limited(logits, uniform.contiguous(), group.words)
-    scaled = logits / group.temperature[:, None]
-    if logits.device.type == "cpu":
-        # A stable sort of 49,152 floats takes 4 ms on a CPU core.
-        drawn = [_draw_from_candidates(scaled[i], uniform[i : i + 1], *row) for i, row in enumerate(group.host)]
-        return torch.cat(drawn)
-    return _draw_sorted(scaled, uniform, group)
+        return load("sampling", "search_impl").draw_limited(logits, uniform.contiguous(), group.words, highest)
+    return _draw_sorted(logits / group.temperature[:, None], uniform, group)
 
 
 def _draw_sorted(scaled: Tensor, uniform: Tensor, group: _Group) -> Tensor:
@@ -252,48 +316,15 @@ def _draw_sorted(scaled: Tensor, uniform: Tensor, group: _Group) -> Tensor:
     scaled, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
     weights = _weights(scaled, scaled[:, :1])
     cumulative = weights.cumsum(dim=-1)
-    kept = (weights >= (group.min_p * _UNIT)[:, None]).sum(dim=-1)
+    kept = (weights >= (group.min_p * UNIT)[:, None]).sum(dim=-1)
     # At least the best one, but where its logit is no number: an index below 0 would end all work on a GPU.
     kept = torch.minimum(kept, group.top_k).clamp_(min=1)
     total = cumulative.gather(1, kept[:, None] - 1)
     limit = torch.ceil(group.top_p[:, None] * total.double()).to(torch.int64)
-    limit = torch.where(group.top_p[:, None] < 1, limit, _NO_LIMIT)
+    limit = torch.where(group.top_p[:, None] < 1, limit, NO_LIMIT)
     kept = torch.minimum(kept, (cumulative - weights < limit).sum(dim=-1)).clamp_(min=1)
     total = cumulative.gather(1, kept[:, None] - 1)
     return ids.gather(1, _pick(cumulative, total, uniform))[:, 0]
-
-
-def _draw_from_candidates(scaled: Tensor, uniform: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
-    """What _draw_sorted does for one row [vocab], sorting only as many tokens as can be drawn."""
-    best = scaled.amax()
-    if not math.isfinite(float(best)):
-        return scaled.argmax()[None]
-    weights = _weights(scaled, best)
-    # A whole number: with a float of Python's, int64 would be compared in float32.
-    least = math.ceil(min_p * _UNIT)
-    above = weights >= least
-    kept = int(above.sum())
-    by_rank = top_k < kept
-    if by_rank:
-        # All that tie with the last one come along, so that the stable sort orders them by id.
-        kept = top_k
-        candidates = torch.nonzero(scaled >= torch.topk(scaled, kept).values[-1])[:, 0]
-        total = 0
-    else:
-        total = int(weights[above].sum()) if min_p > 0 else int(weights.sum())
-        # Tokens below (1 - top_p) / vocab of the total sum to less than 1 - top_p, so top_p keeps none of them. The
-        # factor of a half is far more than rounding needs.
-        too_small = max(least, int(0.5 * max(0.0, 1 - top_p) * total / len(scaled)))
-        candidates = torch.nonzero(weights >= too_small)[:, 0]
-    values, order = torch.sort(scaled[candidates], descending=True, stable=True)
-    weights = _weights(values, best)
-    cumulative = weights.cumsum(dim=0)
-    if by_rank:
-        total = int(cumulative[kept - 1])
-    limit = int(np.ceil(top_p * float(total))) if top_p < 1 else _NO_LIMIT
-    kept = min(kept, int((cumulative - weights < limit).sum()))
-    index = _pick(cumulative[None], cumulative[None, kept - 1 : kept], uniform)
-    return candidates[order[index[0]]]
 
 
 def _fake_greedy(logits: Tensor) -> Tensor:

@@ -107,10 +107,10 @@ def _state(device: torch.device, blocks: int, rows: int, set_words: int) -> _Sta
         return state
 
 
-def draw_limited(logits: Tensor, uniform: Tensor, draws: Tensor) -> Tensor:
+def draw_limited(logits: Tensor, uniform: Tensor, draws: Tensor, most: Tensor | None = None) -> Tensor:
     """float32 [rows, vocab], last axis contiguous, rows at most MAX_ROWS -> int64 [rows], each drawn at uniform
-    (float64 [rows]) as draws (float64 [rows, 4], op.draw_words) say. Raises WaveStalled if a call before has given
-    up waiting: its tokens are none."""
+    (float64 [rows]) as draws (float64 [rows, 4], op.draw_words) say. most: max_of_pieces, if it is there. Raises
+    WaveStalled if a call before has given up waiting: its tokens are none."""
     rows, vocab = logits.shape
     device = logits.device
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
@@ -120,7 +120,7 @@ def draw_limited(logits: Tensor, uniform: Tensor, draws: Tensor) -> Tensor:
     share = triton.cdiv(triton.cdiv(vocab, blocks), 4) * 4
     set_words = words_of_sets(blocks)
     pieces = triton.cdiv(vocab, PIECE)
-    most = max_of_pieces(logits)
+    most = max_of_pieces(logits) if most is None else most
     state = _state(device, blocks, rows, set_words)
     launch_kernel(
         draw_limited_kernel,

@@ -113,6 +113,11 @@ def _draw_of_row(
 
 def greedy(logits: Tensor) -> Tensor:
     """float32 [rows, vocab], last axis contiguous -> int64 [rows]: the first of the most likely."""
+    return greedy_of_pieces(logits)[0]
+
+
+def greedy_of_pieces(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens, and int64 [rows, pieces]: the best entry of each PIECE of a row, what is no number above all."""
     rows, vocab = logits.shape
     pieces = triton.cdiv(vocab, PIECE)
     best = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
@@ -120,7 +125,7 @@ def greedy(logits: Tensor) -> Tensor:
     if rows:
         launch_kernel(_best_of_piece, (rows, pieces), logits, best, vocab, logits.stride(0), PIECE=PIECE, num_warps=8)
         launch_kernel(_best_of_row, (rows,), best, tokens, pieces, MOST=triton.next_power_of_2(pieces), num_warps=1)
-    return tokens
+    return tokens, best
 
 
 def max_of_pieces(logits: Tensor) -> Tensor:
@@ -134,13 +139,15 @@ def max_of_pieces(logits: Tensor) -> Tensor:
     return most
 
 
-def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, min_p: Tensor, unit: float) -> Tensor:
+def draw(
+    logits: Tensor, uniform: Tensor, temperature: Tensor, min_p: Tensor, unit: float, most: Tensor | None = None
+) -> Tensor:
     """float32 [rows, vocab], last axis contiguous -> int64 [rows], each drawn at uniform (float64 [rows]) of the whole
     vocabulary but for what is less likely than min_p (float64 [rows]) times the best. temperature: float32 [rows].
-    unit: whole numbers that the most likely token's probability is."""
+    unit: whole numbers that the most likely token's probability is. most: max_of_pieces, if it is there."""
     rows, vocab = logits.shape
     pieces = triton.cdiv(vocab, PIECE)
-    most = max_of_pieces(logits)
+    most = max_of_pieces(logits) if most is None else most
     sums = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
