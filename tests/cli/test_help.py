@@ -11,8 +11,8 @@ import pytest
 from onewave.cli import commands
 
 BENCH = [["bench"], ["bench", "latency"], ["bench", "ops"], ["bench", "peers"]]
-TILES = [["tiles"], ["tiles", "simulate"], ["tiles", "search"], ["tiles", "verify"], ["tiles", "lower"], ["lab"]]
-COMMANDS = [[], ["generate"], ["chat"], ["info"], ["env"], *BENCH, *TILES]
+TILES = [["tiles", name] for name in ("simulate", "bounds", "staircase", "compare", "search", "verify", "lower")]
+COMMANDS = [[], ["generate"], ["chat"], ["info"], ["env"], *BENCH, ["tiles"], *TILES, ["lab"]]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -125,8 +125,3 @@ def test_the_command_serves_the_page_without_torch_and_ends_with_ctrl_c():
     _, errors = started.communicate(timeout=20)
     assert started.returncode == 130
     assert errors == ""
-
-
-def test_the_lab_imports_no_torch():
-    code = "import sys, onewave.lab.app, onewave.lab.serve; print('torch' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

@@ -294,20 +294,3 @@ def test_the_help_of_simulate_says_on_what_machine(onewave):
         "--workers deals the same totals out",
     ):
         assert words in text
-
-
-def test_the_commands_need_no_torch():
-    code = (
-        "import sys; from onewave.cli.main import run; "
-        "status = run(['tiles', 'simulate', 'gemm', '256', '256', '256', '--json']); "
-        "print([m for m in ('torch', 'triton', 'numba') if m in sys.modules], status)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[] 0"
-
-
-@pytest.mark.parametrize("command", [[], ["simulate"], ["bounds"], ["staircase"], ["compare"]], ids=" ".join)
-def test_every_command_explains_itself(onewave, command):
-    done = onewave("tiles", *command, "--help")
-    assert (done.status, done.err) == (0, "")
-    assert "Usage: onewave tiles" in done.out

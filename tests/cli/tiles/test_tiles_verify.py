@@ -122,34 +122,6 @@ def test_an_overwrite_that_nothing_orders_after_the_reader_is_a_race(tmp_path):
     assert verdict(tmp_path, plan(tasks, [["a"], ["b"], ["c"]]))["ok"]
 
 
-def test_a_chain_of_waits_orders_an_overwrite(tmp_path):
-    tasks = [task("a", [], ["x"]), task("b", ["x"], ["y"]), task("m", ["y"], ["z"]), task("c", ["z"], ["x"])]
-    for mode in ("static", "ticket"):
-        assert verdict(tmp_path, plan(tasks, [["a"], ["b"], ["m"], ["c"]], mode=mode))["ok"]
-
-
-def test_a_slot_refilled_one_task_too_early_is_a_race(tmp_path):
-    # Loads into two slots; load2 may come after use0, not after the load before it.
-    def streamed(release):
-        return [
-            task("load0", [], [["slot", 0]]),
-            task("use0", [["slot", 0]], ["p"]),
-            task("load1", [], [["slot", 1]]),
-            task("use1", [["slot", 1]], ["q"]),
-            task("load2", [], [["slot", 0]], after=[release]),
-            task("use2", [["slot", 0]], ["r"]),
-        ]
-
-    workers = [["load0", "load1", "load2"], ["use0", "use1", "use2"]]
-    assert verdict(tmp_path, plan(streamed("use0"), workers))["ok"]
-    found = verdict(tmp_path, plan(streamed("load1"), workers))
-    assert (found["kind"], found["witness"]["pair"], found["witness"]["tile"]) == (
-        "race",
-        ["use0", "load2"],
-        ["slot", 0],
-    )
-
-
 def test_rings_wait_for_the_release_they_name(tmp_path):
     tasks = [
         *(task(f"load{i}", [], [["w", i]]) for i in range(3)),

@@ -365,9 +365,6 @@ def _namespace(
         gl.memory.load(gl.where(wanted, pointers, Pointer(256, np.int32)))
         gl.memory.lines.update(np.asarray(pointers.address)[np.broadcast_to(wanted, pointers.address.shape)].tolist())
 
-    def at_hand(pointers: Pointer, wanted: Any) -> None:
-        gl.memory.load(gl.where(wanted, pointers, Pointer(256, np.int32)))
-
     def copy(descriptor: Descriptor | Matrix | Boxes, at: Sequence[Any], barrier: Barrier, slot: Shared) -> None:
         box = descriptor.box(at)
         assert box.shape == slot.shape

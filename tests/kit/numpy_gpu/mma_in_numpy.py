@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kit.numpy_gpu.mma_launches import Launch, addressed
+from kit.numpy_gpu.mma_launches import Launch
+from kit.runs.tensors import addressed
 from onewave.ops.attention.mma import kernel as mma_kernel_impl
 
 

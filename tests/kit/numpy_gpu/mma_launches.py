@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from kit.device import pretend
 from onewave.ops.attention.mma import launch as mma_impl
@@ -45,13 +43,3 @@ def record(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (8, 0)
     monkeypatch.setattr(mma_impl, "mma_kernel", found)
     pretend(monkeypatch, capability, num_sms=num_sms)
     return found
-
-
-def addressed(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """(bytes of a tensor's whole memory, which of them are its own elements')."""
-    storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    elements = torch.arange(len(storage) // tensor.element_size())
-    own = torch.zeros(len(elements), dtype=torch.bool)
-    if tensor.numel():
-        own[elements.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).reshape(-1)] = True
-    return storage, own.repeat_interleave(tensor.element_size())

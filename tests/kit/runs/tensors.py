@@ -24,7 +24,7 @@ def run(built: Built, given: dict[str, Any], programs: int, written: set[str]) -
         if name.isupper():
             continue
         if isinstance(value, Tensor):
-            storage, own = _addressed(value)
+            storage, own = addressed(value)
             at = places.get(value.untyped_storage().data_ptr())
             if at is None:
                 at = memory.put(storage.numpy())
@@ -41,13 +41,13 @@ def run(built: Built, given: dict[str, Any], programs: int, written: set[str]) -
     for block in range(programs):
         accesses |= Block(program, memory, arguments, block, built.shared).run().accesses
     for name in written:
-        storage, _ = _addressed(given[name])
+        storage, _ = addressed(given[name])
         at = places[given[name].untyped_storage().data_ptr()]
         storage.copy_(torch.from_numpy(memory.bytes[at : at + len(storage)].copy()))
     return accesses
 
 
-def _addressed(tensor: Tensor) -> tuple[Tensor, Tensor]:
+def addressed(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """(bytes of a tensor's whole memory, which of them are its own elements')."""
     storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
     elements = torch.arange(len(storage) // tensor.element_size())

@@ -106,17 +106,6 @@ def test_bfloat16_does_not_pass_through_float16(engine):
     assert torch.allclose(out.float(), torch.tensor(1e30, device=DEVICE), rtol=1e-2)
 
 
-def test_rows_do_not_see_their_batch():
-    case = Case([0, 22, 7, 16]).with_everything()
-    together, _, _ = case.run("kernel")
-    for row in range(4):
-        alone = Case(case.histories[row : row + 1])
-        alone.qkv, alone.k, alone.v = (t[row : row + 1] for t in (case.qkv, case.k, case.v))
-        rows = {name: case.options[name][row : row + 1] for name in ("rotary", "src_mask")}
-        alone.options = case.options | rows
-        assert torch.equal(alone.run("kernel")[0][0], together[row])
-
-
 def test_no_rows_give_no_rows():
     out = masked_multihead_attention(
         torch.zeros(0, 10, 32, **LOW),

@@ -28,10 +28,6 @@ def by_ticket(graph: TileGraph, policy: str, order=None) -> Schedule:
     return plan(graph, range(len(graph.tasks)) if order is None else order, policy, mode=Mode.TICKET)
 
 
-def test_there_are_the_six_policies():
-    assert list(POLICIES) == ["none", "row", "tile", "strided", "conv2d-tile", "consecutive"]
-
-
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [

@@ -31,7 +31,7 @@ def without_waits(table: TaskTable) -> TaskTable:
 
 
 @pytest.mark.parametrize("name", ["chain", "ffn", "attention block", "two convolutions", "decode"])
-def test_every_order_and_policy_is_verified_and_ends_under_a_thousand_interleavings(name):
+def test_every_order_and_policy_is_verified_and_ends_under_hundreds_of_interleavings(name):
     graph = CHAINS[name]
     done: set[bytes] = set()
     for order in ORDERS.keys() - {"explicit"}:
@@ -41,7 +41,7 @@ def test_every_order_and_policy_is_verified_and_ends_under_a_thousand_interleavi
                 key = table.to_bytes()
                 # Two orders of a small graph may be one and the same.
                 if key not in done:
-                    result = interpret(table, runs=1000, seed=len(done))
+                    result = interpret(table, runs=300, seed=len(done))
                     assert result.ok, (order, policy, mode, result.complaint)
                 done.add(key)
     # Every stage of a decode step reads all of the stage before, which leaves few orders.
@@ -135,7 +135,7 @@ def test_runs_of_many_workers_are_refused_before_memory_is_taken():
 
 
 def test_one_long_row_among_many_short_ones_takes_memory_in_proportion():
-    n = 4000
+    n = 2000
     tensors = {"x": Tensor("x", (n,), (1,), 1), "y": Tensor("y", (1,), (1,), 1)}
     parts = [Task(i, "part", (), (("x", (i,)),), 1) for i in range(n)]
     graph = TileGraph(tensors, (*parts, Task(n, "sum", tuple(("x", (i,)) for i in range(n)), (("y", (0,)),), 1)))
@@ -144,8 +144,8 @@ def test_one_long_row_among_many_short_ones_takes_memory_in_proportion():
     assert interpret(table, runs=1).ok
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    # A row of 4,000 operands for each of 4,000 tasks would be 128 MB.
-    assert peak < 30e6
+    # A row of 2,000 operands for each of 2,000 tasks would be 32 MB.
+    assert peak < 15e6
     with pytest.raises(InvalidArgumentError, match=r"runs: 100000 of .*allowed: up to [0-9]+"):
         interpret(table, runs=100_000)
 

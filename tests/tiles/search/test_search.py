@@ -28,9 +28,6 @@ LEAST = {
 }
 
 
-LRU_CASES = (("lru", 3, 3, 3), ("lru", 2, 5, 3), ("lru", 4, 2, 3), ("lru", 3, 3, 4))
-
-
 def every_order(rows, cols):
     """All orders of a grid that begin at (0, 0), as the panels they touch: int8 [orders, 2 * tiles]."""
     rest = np.array(list(itertools.permutations(range(1, rows * cols))), dtype=np.int8)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.search.panels import panel_loads, panel_trace, strip_snake_loads
-from onewave.tiles.sim.caches import CACHES, Stream, replay
+from onewave.tiles.sim.caches import Stream, replay
 
 ROW = [(r, c) for r in range(3) for c in range(3)]
 SNAKE = [(r, c if r % 2 == 0 else 2 - c) for r in range(3) for c in range(3)]
@@ -183,10 +183,6 @@ def test_a_group_that_does_not_fit_at_once_is_refused_by_every_policy(policy):
     assert replay(policy, dataclasses.replace(accesses, group=groups), 3).num_loads == 3
     with pytest.raises(InvalidArgumentError, match="all that one step touches"):
         replay(policy, dataclasses.replace(accesses, group=groups), 2)
-
-
-def test_the_table_of_caches_has_what_the_issue_names():
-    assert set(CACHES) == {"lru", "fifo", "belady", "scratchpad"}
 
 
 def test_a_million_accesses_take_seconds_even_with_belady():
