@@ -28,7 +28,6 @@ EXCEPTIONS = {
     "ops/attention/fp8/op.py: attention_fp8": "public operator",
     "ops/attention/reference.py: attention": "the public operator's arguments by name, as its tests call it",
     "ops/attention/reference.py: attention_varlen": "the public operator's arguments by name, as its tests call it",
-    "ops/attention/hopper/tiles.py: __init__": "a kernel's aggregate, built in the kernel from its fields",
     "ops/decode_attention/op.py: decode_attention": "public operator",
     "ops/masked_multihead_attention/op.py: masked_multihead_attention": "public operator",
     "tiles/graph/builders_attention.py: attention": "public builder: sizes as numbers, as a notebook writes them",

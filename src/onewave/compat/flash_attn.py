@@ -7,6 +7,9 @@ run to run whether `deterministic` is set or not, and a row that may attend to n
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 import torch
@@ -15,7 +18,7 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.compat.flash_cache import (
     FlashCache,
-    append_new,
+    NewKeys,
     check_devices,
     check_index_dtype,
     check_places,
@@ -38,10 +41,7 @@ _Result = tuple[Tensor, Tensor | None]
 _FOLDED = 64
 
 
-def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+def _options(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -50,56 +50,82 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Tensor:
+) -> dict[str, Any]:
+    """FlashAttention's way of saying it in ours: None for what is off."""
+    if not is_finite(dropout_p) or dropout_p:
+        next = "These kernels are for inference."
+        raise UnsupportedError("flash_attn: dropout_p", got=shown(dropout_p), allowed="0.0", next=next)
+    if return_attn_probs:
+        next = "onewave.ops.attention(.., return_lse=True) returns the LSE."
+        raise UnsupportedError("flash_attn: return_attn_probs", got="True", allowed="False", next=next)
+    check_switch("flash_attn: causal", causal)
+    if not is_finite(softcap):
+        raise InvalidArgumentError("flash_attn: softcap", got=shown(softcap), allowed="a finite number, 0 for none")
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+        raise InvalidArgumentError("window_size", got=shown(window_size), allowed="(left, right), -1 for no limit")
+    if not all(is_whole(size) for size in window_size):
+        raise InvalidArgumentError("window_size", got=shown(window_size), allowed="whole numbers, -1 for no limit")
+    left, right = (None if size < 0 else size for size in window_size)
+    window = None if left is None and (causal or right is None) else (left, 0 if causal else right)
+    return {
+        "causal": causal, "scale": softmax_scale, "window": window, "softcap": softcap or None,
+        "alibi_slopes": alibi_slopes,
+    }  # fmt: skip
+
+
+_OPTIONS = signature(_options).parameters
+
+
+def _with_options(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Give a function flash-attn's common options, behind its own parameters but before its keyword-only ones.
+
+    It takes what `_options` makes of them as its first argument.
+    """
+    own = list(signature(function).parameters.values())[1:]
+    last = [each.replace(kind=Parameter.POSITIONAL_OR_KEYWORD) for each in own if each.kind is Parameter.KEYWORD_ONLY]
+    parameters = [*own[: len(own) - len(last)], *_OPTIONS.values(), *last]
+    names = [each.name for each in parameters]
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Tensor:
+        given = dict(zip(names, args, strict=False)) | named
+        if len(given) != len(args) + len(named):
+            raise TypeError(f"{function.__name__}(): an argument twice, or more than {len(names)}")
+        options = _options(**{name: given.pop(name) for name in _OPTIONS if name in given})
+        return function(options, **given)
+
+    call.__signature__ = Signature(parameters, return_annotation=Tensor)  # pyright: ignore[reportFunctionMemberAccess]
+    return call
+
+
+@_with_options
+def flash_attn_func(options: dict[str, Any], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of q [batch, Sq, heads, head_dim] to k, v [batch, Sk, kv_heads, head_dim].
 
     causal: bottom-right aligned. window_size: (left, right) keys around the query's own position, -1 for all.
     softcap: 0 for none. alibi_slopes: float32 [heads] or [batch, heads]. Returns q's shape and dtype, contiguous.
     Raises ShapeError, UnsupportedError.
     """
-    _refuse(dropout_p, return_attn_probs)
-    options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
     return _dense("flash_attn_func", q, k, v, options)[0]
 
 
-def flash_attn_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Tensor:
+@_with_options
+def flash_attn_kvpacked_func(options: dict[str, Any], q: Tensor, kv: Tensor) -> Tensor:
     """flash_attn_func with kv [batch, Sk, 2, kv_heads, head_dim]."""
-    _refuse(dropout_p, return_attn_probs)
     k, v = _unpacked(kv, 2, 5)
-    options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
     return _dense("flash_attn_kvpacked_func", q, k, v, options)[0]
 
 
-def flash_attn_qkvpacked_func(
-    qkv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Tensor:
+@_with_options
+def flash_attn_qkvpacked_func(options: dict[str, Any], qkv: Tensor) -> Tensor:
     """flash_attn_func with qkv [batch, seq, 3, heads, head_dim]."""
-    _refuse(dropout_p, return_attn_probs)
     q, k, v = _unpacked(qkv, 3, 5)
-    options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
     return _dense("flash_attn_qkvpacked_func", q, k, v, options)[0]
 
 
+@_with_options
 def flash_attn_varlen_func(
+    options: dict[str, Any],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -107,14 +133,7 @@ def flash_attn_varlen_func(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
+    *,
     block_table: Tensor | None = None,
 ) -> Tensor:
     """The same over sequences laid one after another: q [tokens, heads, head_dim], k, v [tokens, kv_heads, head_dim].
@@ -122,56 +141,35 @@ def flash_attn_varlen_func(
     cu_seqlens: int32 [batch + 1], where each sequence begins. block_table: int32 [batch, pages a sequence], then k, v
     are pages [pages, page_size, kv_heads, head_dim]; see attention_varlen for the kernels that read them in place.
     """
-    _refuse(dropout_p, return_attn_probs)
     if block_table is not None:
         check_tensors("flash_attn_varlen_func", block_table=block_table)
         check_index_dtype("flash_attn_varlen_func: block_table", block_table)
-        block_table = block_table.clamp(-1, 2**31 - 1).int()
-    options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    sizes = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return _varlen(q, k, v, sizes, options, block_table=block_table)[0]
+    return _varlen(q, k, v, (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), options, block_table=block_table)[
+        0
+    ]
 
 
+@_with_options
 def flash_attn_varlen_kvpacked_func(
+    options: dict[str, Any],
     q: Tensor,
     kv: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
 ) -> Tensor:
     """flash_attn_varlen_func with kv [tokens, 2, kv_heads, head_dim]."""
-    _refuse(dropout_p, return_attn_probs)
     k, v = _unpacked(kv, 2, 4)
-    options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
     return _varlen(q, k, v, (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), options)[0]
 
 
+@_with_options
 def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Window = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
+    options: dict[str, Any], qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int
 ) -> Tensor:
     """flash_attn_varlen_func with qkv [tokens, 3, heads, head_dim]."""
-    _refuse(dropout_p, return_attn_probs)
     q, k, v = _unpacked(qkv, 3, 4)
-    options = _options(softmax_scale, causal, window_size, softcap, alibi_slopes)
     return _varlen(q, k, v, (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen), options)[0]
 
 
@@ -229,7 +227,7 @@ def flash_attn_with_kvcache(
     leftpad = checked_leftpad(cache, q.shape[0], cache_leftpad)
     past = lengths_before(cache, q, k, v, cache_seqlens)
     q = q if q.stride(-1) == 1 else q.contiguous()
-    options = _within(cache.capacity, _options(softmax_scale, causal, window_size, softcap, alibi_slopes))
+    options = _within(cache.capacity, _options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes))
     num_new = 0 if k is None else k.shape[1]
     angles = checked_angles(q, k, rotary_cos, rotary_sin)
     _check_attends(name, q, cache, options)
@@ -240,7 +238,7 @@ def flash_attn_with_kvcache(
     if readable and (q.is_cpu or checks_contents()):
         check_places(cache, past, num_new, angles, max(num_new, q.shape[1] if moves else 1), leftpad)
     if k is not None and v is not None:
-        q = append_new(cache, q, k, v, past, angles, rotary_interleaved, moves, drops=not readable)
+        q = cache.append(NewKeys(k, v, past, angles, rotary_interleaved, moves, drops=not readable), q)
         if not q.requires_grad and torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             q = torch.ops.onewave.follow_new_keys(q, k, v)
     host_length = None if cache_seqlens is None or isinstance(cache_seqlens, Tensor) else int(cache_seqlens) + num_new
@@ -315,17 +313,16 @@ def _with_cache(
         parts = [_decoded(part, cache, lengths, options, split, return_lse) for part in torch.split(q, _FOLDED, 1)]
         out = torch.cat([out for out, _ in parts], 1) if len(parts) > 1 else parts[0][0]
         return out, torch.cat([lse for _, lse in parts if lse is not None], 2) if return_lse else None
+    name, k, v = "flash_attn_with_kvcache", cache.k, cache.v
+    if not all(k.shape[:2]):  # no row has a key
+        k, v = (each.new_empty(len(q), 0, *each.shape[2:]) for each in (k, v))
+        return _dense(name, q, k, v, options, return_lse)
     if host_length is not None and cache.table is None:
-        k, v = cache.k[:, :host_length], cache.v[:, :host_length]
-        return _dense("flash_attn_with_kvcache", q, k, v, options, return_lse, num_keys=cache.capacity)
+        return _dense(name, q, k[:, :host_length], v[:, :host_length], options, return_lse, num_keys=cache.capacity)
     cu_seqlens_q = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device) * num_queries
-    if cache.block_table is not None and cache.block_table.dtype is torch.int32:
-        # Pages are read where they lie, if the kernel that runs can.
-        k, v, table = cache.k, cache.v, cache.block_table
-        cu_seqlens_k = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    else:
-        k, v, cu_seqlens_k = cache.ragged(lengths)
-        table = None
+    cu_seqlens_k = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    # A row of the cache is one page.
+    table = torch.arange(len(q), device=q.device)[:, None] if cache.table is None else cache.table
     sizes = (cu_seqlens_q, cu_seqlens_k, num_queries, cache.capacity)
     out, lse = _varlen(q.flatten(0, 1), k, v, sizes, options, return_lse, table)
     return out.view(q.shape), None if lse is None else lse.view(num_heads, len(q), num_queries).transpose(0, 1)
@@ -348,26 +345,6 @@ def _decoded(
     ))  # fmt: skip
     out = out.reshape(heads_first.shape).transpose(1, 2).contiguous()
     return out, None if lse is None else lse.reshape(batch, num_heads, num_queries)
-
-
-def _options(
-    scale: float | None, causal: bool, window_size: Window, softcap: float, alibi_slopes: Tensor | None
-) -> dict[str, Any]:
-    """FlashAttention's way of saying it in ours: None for what is off."""
-    check_switch("flash_attn: causal", causal)
-    if not is_finite(softcap):
-        raise InvalidArgumentError("flash_attn: softcap", got=shown(softcap), allowed="a finite number, 0 for none")
-    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        raise InvalidArgumentError("window_size", got=shown(window_size), allowed="(left, right), -1 for no limit")
-    if not all(is_whole(size) for size in window_size):
-        raise InvalidArgumentError("window_size", got=shown(window_size), allowed="whole numbers, -1 for no limit")
-    left, right = (None if size < 0 else size for size in window_size)
-    window = None if left is None and right is None else (left, 0 if causal else right)
-    if causal and left is None:
-        window = None
-    return {
-        "causal": causal, "scale": scale, "window": window, "softcap": softcap or None, "alibi_slopes": alibi_slopes
-    }  # fmt: skip
 
 
 def _within(num_keys: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -421,7 +398,8 @@ def _varlen(
         options = _within(sizes[3], options)
     head_dim, options = q.shape[-1], _with_scale(q, options)
     q, k, v = (_prepared(tensor) for tensor in (q, k, v))
-    out, lse = _pair(attention_varlen(q, k, v, *sizes, return_lse=return_lse, block_table=block_table, **options))
+    table = None if block_table is None else block_table.clamp(-1, 2**31 - 1).int()
+    out, lse = _pair(attention_varlen(q, k, v, *sizes, return_lse=return_lse, block_table=table, **options))
     return out[..., :head_dim].contiguous(), lse
 
 
@@ -457,17 +435,3 @@ def _unpacked(packed: Tensor, parts: int, ndim: int) -> tuple[Tensor, ...]:
             "flash_attn: packed", got=str(tuple(packed.shape)), allowed=f"[{front}, {parts}, heads, head_dim]"
         )
     return packed.unbind(-3)
-
-
-def _refuse(dropout_p: float, return_attn_probs: bool) -> None:
-    if not is_finite(dropout_p) or dropout_p:
-        raise UnsupportedError(
-            "flash_attn: dropout_p", got=shown(dropout_p), allowed="0.0", next="These kernels are for inference."
-        )
-    if return_attn_probs:
-        raise UnsupportedError(
-            "flash_attn: return_attn_probs",
-            got="True",
-            allowed="False",
-            next="onewave.ops.attention(.., return_lse=True) returns the LSE.",
-        )
