@@ -16,6 +16,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import onewave
+from kit.models.tiny_tokenizers import WORDS, byte_level_directory
 from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams, TokenizerError, UnsupportedError
 from onewave.engine.options import check_dtype_on
 from onewave.engine.text.chat_template import ChatTemplate
@@ -336,6 +337,16 @@ def test_a_bad_prompt_is_refused_in_one_line_before_anything_runs(llm: LLM, prom
     assert not llm._open_engine().has_work
     with pytest.raises(InvalidArgumentError, match="prompt"):
         llm.stream(prompt)
+
+
+def test_a_tokenizer_that_is_larger_than_the_model_is_named_as_such(checkpoint: Path, tmp_path: Path) -> None:
+    larger = byte_level_directory(tmp_path, WORDS)
+    with LLM(checkpoint, device="cpu", tokenizer=larger) as other:
+        says = r"prompt token id: 9\d\d; allowed: 0\.\..* The tokenizer \(9\d\d tokens\) is larger than the model"
+        with pytest.raises(InvalidArgumentError, match=says):
+            other.generate("<think>")
+        with pytest.raises(InvalidArgumentError, match=r"prompt token id: 1000; allowed: [^ ]*$"):
+            other.generate([1000])
 
 
 def test_bad_arguments_are_refused_in_one_line(llm: LLM, checkpoint: Path) -> None:

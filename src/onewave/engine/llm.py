@@ -303,7 +303,12 @@ class LLM:
             )
         for token_id in ids:
             if not 0 <= token_id < vocab_size:
-                raise InvalidArgumentError("prompt token id", got=shown(token_id), allowed=f"0..{vocab_size - 1}")
+                size = 0 if self._tokenizer is None else self._tokenizer.vocab_size
+                larger = f"The tokenizer ({size} tokens) is larger than the model; name the model's own."
+                advice = larger if 0 <= token_id < size else None
+                raise InvalidArgumentError(
+                    "prompt token id", got=shown(token_id), allowed=f"0..{vocab_size - 1}", next=advice
+                )
         check_params(params, vocab_size=vocab_size, has_tokenizer=self._tokenizer is not None)
         return text, ids, params
 

@@ -295,6 +295,9 @@ def refusal(directory: Path) -> str:
 
 def test_a_directory_without_tokenizer_says_that_token_ids_still_work(tmp_path: Path) -> None:
     assert "missing. Text can't be encoded without it; generation from token ids still works." in refusal(tmp_path)
+    (tmp_path / "tokenizer.model").touch()
+    assert "There is a tokenizer.model; transformers" in refusal(tmp_path)
+    assert f"AutoTokenizer.from_pretrained('{tmp_path}').save_pretrained('{tmp_path}')" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, 5000])

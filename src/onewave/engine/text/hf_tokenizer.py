@@ -63,9 +63,11 @@ def hf_tokenizer_parts(directory: Path) -> TokenizerParts:
 def _read_backend(directory: Path) -> Backend:
     path = directory / "tokenizer.json"
     if not _is_file(path):
-        raise TokenizerError(
-            str(path), got="missing", next="Text can't be encoded without it; generation from token ids still works."
-        )
+        advice = "Text can't be encoded without it; generation from token ids still works."
+        if _is_file(directory / "tokenizer.model"):
+            call = f"AutoTokenizer.from_pretrained({str(directory)!r}).save_pretrained({str(directory)!r})"
+            advice = f"There is a tokenizer.model; transformers (with sentencepiece and protobuf) converts it: {call}"
+        raise TokenizerError(str(path), got="missing", next=advice)
     with backend_call(str(path), "loading"):
         try:
             backend = Backend.from_file(str(path))

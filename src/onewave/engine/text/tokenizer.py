@@ -104,8 +104,10 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids; bytes that are no UTF-8 become U+FFFD. Raises InvalidArgumentError for an id out of
-        range and for what is no list of whole numbers, TokenizerError where the model's decoder fails at it."""
+        """The text of token ids; bytes that are no UTF-8 become U+FFFD, ids without a token (padding rows) no text.
+
+        Raises InvalidArgumentError for what is no list of whole numbers from 0, TokenizerError where the
+        model's decoder fails at it."""
         return self.decode_lenient(self._checked(ids), skip_special_tokens)
 
     def _checked(self, ids: object) -> list[int]:
@@ -118,14 +120,13 @@ class Tokenizer:
         if isinstance(ids, (str, bytes, bytearray, Mapping)) or not isinstance(ids, Iterable):
             raise InvalidArgumentError("token ids", got=shown(cast("object", ids)), allowed=allowed)
         found = list(cast("Iterable[Any]", ids))
-        # Of a long list these three loops run in C; what they don't let through is looked at one by one.
+        # Of a long list these loops run in C; what they don't let through is looked at one by one.
         if not found or (set(map(type, found)) == {int} and min(found) >= 0 and max(found) < self.vocab_size):
             return found
         for token_id in found:
-            is_id = not isinstance(token_id, bool) and isinstance(token_id, Integral)
-            if not is_id or not 0 <= int(token_id) < self.vocab_size:
-                raise InvalidArgumentError("token id", got=shown(token_id), allowed=f"0 to {self.vocab_size - 1}")
-        return [int(token_id) for token_id in found]
+            if isinstance(token_id, bool) or not isinstance(token_id, Integral) or int(token_id) < 0:
+                raise InvalidArgumentError("token id", got=shown(token_id), allowed="a whole number from 0")
+        return [int(token_id) for token_id in found if int(token_id) < self.vocab_size]
 
     def decode_lenient(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """As decode, but an id without a token is no text."""

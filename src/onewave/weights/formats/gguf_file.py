@@ -191,7 +191,7 @@ class _HeaderReader:
 
     def _value(self, type_id: int, what: str, depth: int) -> object:
         if type_id == _STRING:
-            return self._text(what)
+            return self._texts(1, what)[0]
         if type_id == _ARRAY:
             return self._array(what, depth)
         return self._numbers(type_id, 1, what)[0]
@@ -222,8 +222,10 @@ class _HeaderReader:
             values = values.astype(bool)
         return values.tolist()
 
-    def _texts(self, count: int, what: str) -> list[str]:
-        """Read `count` strings. This loop is most of a header's cost, hence the local names."""
+    def _texts(self, count: int, what: str, errors: str = "replace") -> list[str]:
+        """Read `count` strings; bytes that are not UTF-8 become U+FFFD, or with errors="strict" fail.
+
+        This loop is most of a header's cost, hence the local names."""
         self._check_room(count, 8, f"strings in {quote(what)}")
         self._count(count, what)
         data, pos, size, length_at = self._data, self._pos, self._size, _U64.unpack_from
@@ -236,7 +238,7 @@ class _HeaderReader:
                 end = pos + length
                 if end > size:
                     self._truncated(what)
-                append(data[pos:end].decode())
+                append(data[pos:end].decode("utf-8", errors))
                 pos = end
         except struct.error:
             self._truncated(what)
@@ -245,13 +247,10 @@ class _HeaderReader:
         self._pos = pos
         return texts
 
-    def _text(self, what: str) -> str:
-        return self._texts(1, what)[0]
-
     def _name(self, what: str) -> str:
         """Read a key or a tensor's name."""
         start = self._pos
-        name = self._text(what)
+        (name,) = self._texts(1, what, "strict")
         if not name or self._pos - start - 8 > _MAX_NAME_BYTES:
             self._fail(f"{what} is empty or longer than {_MAX_NAME_BYTES} bytes")
         return name
