@@ -24,7 +24,7 @@ help:
 	@echo "make lint      ruff and pyright"
 	@echo "make gpu-test  run the tests that need a CUDA GPU"
 	@echo "make compiled  compile what changed of the kernels that tests hold reports of"
-	@echo "make kernels   compile the attention kernels that come compiled, after a change of theirs"
+	@echo "make kernels   compile the prebuilt attention kernels, after a change of theirs"
 
 demo: $(VENV)/.ready-demo
 	@$(VENV)/bin/onewave chat --message "What is the capital of France?" --stats

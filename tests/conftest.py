@@ -14,7 +14,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import torch
 
-# Kernels under test run in Triton's interpreter where there is no card. Set before anything imports Triton, which
+# Kernels under test run in Triton's interpreter where there is no GPU. Set before anything imports Triton, which
 # prepares its own library for one or the other then; transformers imports it too.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

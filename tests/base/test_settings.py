@@ -39,7 +39,7 @@ def test_debugging_takes_nothing_else():
 
 
 @pytest.mark.parametrize(("text", "meant"), [(None, True), ("", True), ("1", True), ("0", False)])
-def test_what_comes_compiled_is_taken_unless_told_otherwise(text: str | None, meant: bool):
+def test_prebuilt_kernels_are_taken_unless_told_otherwise(text: str | None, meant: bool):
     env = {"ONEWAVE_NUM_THREADS": "many"} | ({} if text is None else {"ONEWAVE_PREBUILT": text})
     assert settings.takes_prebuilt(env) is meant
     with pytest.raises(InvalidArgumentError, match="ONEWAVE_PREBUILT: 'no'; allowed: 0 or 1"):

@@ -374,7 +374,7 @@ def test_a_bad_choice_is_refused_before_a_model_is_fetched(onewave, command, fla
 @pytest.mark.usefixtures("nothing_is_fetched")
 @pytest.mark.parametrize("command", SPEAKING, ids=" ".join)
 @pytest.mark.parametrize("asked", [["--device", "cuda"], ["--decode", "wave"], ["--compact"]])
-def test_a_card_that_is_not_there_is_missed_before_a_model_is_fetched(onewave, monkeypatch, command, asked):
+def test_a_gpu_that_is_not_there_is_missed_before_a_model_is_fetched(onewave, monkeypatch, command, asked):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert f"error: {asked[0]}" in onewave(*command, *asked).error()
 

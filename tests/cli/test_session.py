@@ -12,7 +12,7 @@ from onewave.engine import llm
 
 
 @pytest.mark.parametrize("path", ["wave", "graph"])
-def test_a_card_says_on_stderr_how_it_decodes(
+def test_a_gpu_says_on_stderr_how_it_decodes(
     path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[dict[str, Any]] = []

@@ -213,8 +213,8 @@ def test_logprobs_that_tie_are_the_same_beside_a_neighbour_that_asks_for_more(mo
     for i, (mine, same) in enumerate(zip(alone.logprobs, beside.logprobs, strict=True)):
         assert list(mine.items()) == list(same.items())
         logits = np.round(hash_logits(PROMPT + alone.token_ids[:i]))
-        likeliest = np.argsort(-logits, kind="stable")[:3].tolist()
-        assert list(mine) == [alone.token_ids[i], *[other for other in likeliest if other != alone.token_ids[i]]]
+        most_likely = np.argsort(-logits, kind="stable")[:3].tolist()
+        assert list(mine) == [alone.token_ids[i], *[other for other in most_likely if other != alone.token_ids[i]]]
         assert all(entry.rank == (logits > logits[other]).sum() + 1 for other, entry in mine.items())
 
 

@@ -372,10 +372,10 @@ def test_bad_arguments_are_refused_in_one_line(llm: LLM, checkpoint: Path) -> No
     if not torch.cuda.is_available():
         with pytest.raises(UnsupportedError, match="'cuda', but PyTorch finds no CUDA GPU"):
             LLM(checkpoint, device="cuda")
-    card = torch.device("cuda", 0)
+    gpu = torch.device("cuda", 0)
     with pytest.raises(UnsupportedError, match="float32 on cuda:0"):
-        check_dtype_on("float32", card)
-    for name, where in (("auto", card), ("bfloat16", card), ("float32", torch.device("cpu"))):
+        check_dtype_on("float32", gpu)
+    for name, where in (("auto", gpu), ("bfloat16", gpu), ("float32", torch.device("cpu"))):
         check_dtype_on(name, where)
 
 

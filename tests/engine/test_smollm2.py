@@ -105,8 +105,8 @@ def test_64_greedy_tokens_for_ten_prompts_equal_transformers(llm: LLM, smollm2_p
     outputs = llm.generate(PROMPTS, GREEDY)
     for output in outputs:
         ids = output.prompt_token_ids
-        # Teacher-forced: if every token is the likeliest after those before it, the greedy sequences are the same, and
-        # one pass checks all 64. It takes a tenth of the time of generate().
+        # Teacher-forced: if every token is the most likely after those before it, the greedy sequences are the same,
+        # and one pass checks all 64. It takes a tenth of the time of generate().
         with torch.inference_mode():
             logits = oracle(torch.tensor([ids + output.outputs[0].token_ids])).logits[0, len(ids) - 1 : -1]
         assert output.outputs[0].token_ids == logits.argmax(-1).tolist()

@@ -33,7 +33,7 @@ from onewave.wave.weights.pack import StreamMatrix, WeightStream
 from onewave.weights.fetch.sources import ModelLocation
 
 LOCATION = ModelLocation("builtin", None, "tiny")
-CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 class PlainStep:
@@ -82,20 +82,20 @@ def test_what_does_not_suit_the_wave_is_refused_by_name(model: Llama) -> None:
         WaveDecoder(model, 1)
 
 
-def test_auto_is_left_to_the_model_on_a_card_and_eager_on_a_cpu() -> None:
-    assert choose_decode("auto", enforce_eager=False, device=CARD) == "auto"
-    assert choose_decode("auto", enforce_eager=True, device=CARD) == "eager"
+def test_auto_is_left_to_the_model_on_a_gpu_and_eager_on_a_cpu() -> None:
+    assert choose_decode("auto", enforce_eager=False, device=GPU) == "auto"
+    assert choose_decode("auto", enforce_eager=True, device=GPU) == "eager"
     assert choose_decode("auto", enforce_eager=False, device=CPU) == "eager"
 
 
 @pytest.mark.parametrize("path", ["wave", "graph", "eager"])
 def test_a_path_that_is_asked_for_is_taken_or_refused_never_replaced(path: str) -> None:
-    assert choose_decode(path, enforce_eager=False, device=CARD) == path
+    assert choose_decode(path, enforce_eager=False, device=GPU) == path
     if path != "eager":
         with pytest.raises(UnsupportedError, match="CUDA GPU"):
             choose_decode(path, enforce_eager=False, device=CPU)
         with pytest.raises(InvalidArgumentError, match="enforce_eager"):
-            choose_decode(path, enforce_eager=True, device=CARD)
+            choose_decode(path, enforce_eager=True, device=GPU)
 
 
 def test_an_unknown_path_is_refused_with_those_that_are_known() -> None:
@@ -117,7 +117,7 @@ def how(tmp_path: Path, **changes: object) -> LoadOptions:
 
 
 class PlainWave(PlainStep):
-    """DecodeWave on a card that is not there: plain operators on whatever the model holds."""
+    """DecodeWave on a GPU that is not there: plain operators on whatever the model holds."""
 
     made: ClassVar[list[PlainWave]] = []
 
@@ -131,8 +131,8 @@ class PlainWave(PlainStep):
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A CPU that passes for a card; what happened on it."""
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A CPU that passes for a GPU; what happened on it."""
     seen: list[str] = []
 
     def planned(*arguments: object, **named: object) -> object:
@@ -149,7 +149,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_wave_is_loaded_straight_into_its_stream_and_generates_what_the_plain_model_does(
-    card: list[str], tmp_path: Path
+    gpu: list[str], tmp_path: Path
 ) -> None:
     model, wave = load_wave(LOCATION, BASE, how(tmp_path))
     (made,) = PlainWave.made
@@ -174,18 +174,18 @@ def test_a_wave_is_loaded_straight_into_its_stream_and_generates_what_the_plain_
     assert found[0] == found[1]
 
 
-def test_the_second_load_finds_the_program_that_the_first_planned(card: list[str], tmp_path: Path) -> None:
+def test_the_second_load_finds_the_program_that_the_first_planned(gpu: list[str], tmp_path: Path) -> None:
     load_wave(LOCATION, BASE, how(tmp_path))
-    assert sorted(card) == ["compiled", "planned"]
+    assert sorted(gpu) == ["compiled", "planned"]
     load_wave(LOCATION, BASE, how(tmp_path))
-    assert len(card) == 2
+    assert len(gpu) == 2
     load_wave(LOCATION, BASE, how(tmp_path, max_num_seqs=1))
-    assert len(card) == 4
+    assert len(gpu) == 4
 
 
 @pytest.mark.parametrize("exhausted", ["cache", "prompt"])
 def test_unpacked_matrices_are_kept_until_something_else_needs_the_room(
-    card: list[str], exhausted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: list[str], exhausted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, _ = load_wave(LOCATION, BASE, how(tmp_path))
     assert not PlainWave.made[0].stream.keeping  # a CPU has no memory of its own
@@ -222,7 +222,7 @@ def test_unpacked_matrices_are_kept_until_something_else_needs_the_room(
 
 @pytest.mark.parametrize("path", ["auto", "wave"])
 def test_a_wave_that_fails_its_check_is_replaced_by_graphs_in_one_line_or_refused(
-    card: list[str], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    gpu: list[str], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(decode_wave, "DecodeWave", lambda *a, **k: PlainWave(*a, **k, broken="positions"))
     if path == "wave":
@@ -240,7 +240,7 @@ def test_a_wave_that_fails_its_check_is_replaced_by_graphs_in_one_line_or_refuse
     assert "\n" not in record.getMessage()
 
 
-def test_a_card_that_does_not_suit_decodes_with_graphs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gpu_that_does_not_suit_decodes_with_graphs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _, wave = load("auto", LOCATION, BASE, how(tmp_path))
     assert wave is None
     assert "compute capability 9.0" in caplog.records[0].getMessage()
@@ -249,7 +249,7 @@ def test_a_card_that_does_not_suit_decodes_with_graphs(tmp_path: Path, caplog: p
 
 
 def test_a_broken_checkpoint_is_no_reason_to_decode_otherwise(
-    card: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: ModelParts, index: int, name: str) -> Tensor:
         raise WeightsError("model.safetensors", got="cut short")
@@ -259,14 +259,14 @@ def test_a_broken_checkpoint_is_no_reason_to_decode_otherwise(
         load("auto", LOCATION, BASE, how(tmp_path))
 
 
-def test_what_does_not_suit_is_known_before_anything_is_loaded(card: list[str], tmp_path: Path) -> None:
-    assert unsuited(BASE, torch.float16, CARD, 16) is None
-    assert "up to 16" in str(unsuited(BASE, torch.float16, CARD, 17))
-    assert "float32" in str(unsuited(BASE, torch.float32, CARD, 1))
+def test_what_does_not_suit_is_known_before_anything_is_loaded(gpu: list[str], tmp_path: Path) -> None:
+    assert unsuited(BASE, torch.float16, GPU, 16) is None
+    assert "up to 16" in str(unsuited(BASE, torch.float16, GPU, 17))
+    assert "float32" in str(unsuited(BASE, torch.float32, GPU, 1))
     with pytest.raises(UnsupportedError, match="up to 16"):
         load_wave(LOCATION, BASE, how(tmp_path, max_num_seqs=17))
-    assert unsuited(replace(BASE, hidden_size=2112), torch.float16, CARD, 16) is None
-    assert card == []
+    assert unsuited(replace(BASE, hidden_size=2112), torch.float16, GPU, 16) is None
+    assert gpu == []
 
 
 def test_packing_is_compiled_ahead_on_zeros_that_stay_zeros() -> None:

@@ -137,8 +137,8 @@ def test_what_is_no_compiled_kernel_is_called_as_it_is() -> None:
     assert calls == [((1,), (2,), {"A": 3})] * 2
 
 
-class OnCard(torch.Tensor):
-    """A tensor that says it lies on card 3."""
+class OnGpu(torch.Tensor):
+    """A tensor that says it lies on GPU 3."""
 
     is_cuda = True
 
@@ -146,15 +146,15 @@ class OnCard(torch.Tensor):
         return 3
 
 
-def test_a_launch_is_of_the_card_where_its_tensors_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_is_of_the_gpu_where_its_tensors_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     current, seen = [0], list[tuple[int, tuple[Any, ...]]]()
 
     class Guard:
-        def __init__(self, card: int) -> None:
-            self.card = card
+        def __init__(self, gpu: int) -> None:
+            self.gpu = gpu
 
         def __enter__(self) -> None:
-            current.append(self.card)
+            current.append(self.gpu)
 
         def __exit__(self, *_: object) -> None:
             current.pop()
@@ -166,11 +166,11 @@ def test_a_launch_is_of_the_card_where_its_tensors_lie(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "device", Guard)
     function = JITFunction(kernel, do_not_specialize=["plain"])
-    there = tensor().as_subclass(OnCard)
+    there = tensor().as_subclass(OnGpu)
     for first in (there, (5, there), tensor()):
         launch_kernel(function, (5,), first, there, 7, 3, 0.5, None, True, (5, 1), SIZE=64, TWICE=True, num_warps=4)
     launch_kernel(function, (5,), **dict(zip(NAMES, (*seen[0][1][:-2], 64, True), strict=True)), num_warps=4)
-    assert [card for card, _ in seen] == [3, 3, 0, 3]
+    assert [gpu for gpu, _ in seen] == [3, 3, 0, 3]
     assert all(args[1:] == (there, 7, 3, 0.5, None, True, (5, 1), 64, True) for _, args in seen)
     assert current == [0]
 

@@ -9,7 +9,7 @@ import torch
 
 from onewave.gpu import scratch
 
-CARD = torch.device("cuda", 0)
+GPU = torch.device("cuda", 0)
 
 
 def test_a_cpu_has_nothing_to_hold() -> None:
@@ -25,7 +25,7 @@ def test_threads_wait_for_each_other_on_one_stream_and_not_on_two(monkeypatch: p
     let_go = threading.Event()
 
     def work() -> None:
-        with scratch.held(CARD), scratch.held(CARD):  # the same thread may hold it twice
+        with scratch.held(GPU), scratch.held(GPU):  # the same thread may hold it twice
             entered[threading.current_thread().name].set()
             let_go.wait(20)
 
@@ -37,7 +37,7 @@ def test_threads_wait_for_each_other_on_one_stream_and_not_on_two(monkeypatch: p
     assert entered["third"].wait(20)
     # Whoever asks for the first one's lock now is refused, from the thread of the second or any other.
     taken: list[bool] = []
-    refused = threading.Thread(target=lambda: taken.append(scratch._locks[CARD, 1].acquire(blocking=False)))
+    refused = threading.Thread(target=lambda: taken.append(scratch._locks[GPU, 1].acquire(blocking=False)))
     refused.start()
     refused.join(20)
     assert taken == [False]
@@ -56,7 +56,7 @@ def test_each_use_and_stream_has_memory_of_its_own_and_never_less_than_it_asked_
     monkeypatch.setattr(scratch, "_owner", lambda device: stream[0])
 
     def block(use: str, size: int) -> torch.Tensor:
-        return scratch._kept(use, CARD, size, 8, torch.empty)
+        return scratch._kept(use, GPU, size, 8, torch.empty)
 
     first = block("partials", 10)
     assert block("partials", 9) is first

@@ -28,7 +28,7 @@ def text(page: Any, selector: str) -> str:
 
 
 def made_trace(tasks: int, workers: int, seed: int = 0, slower: float = 1.0) -> Trace:
-    """A measured trace as a card would give it: irregular waits and runs on every worker."""
+    """A measured trace as a GPU would give it: irregular waits and runs on every worker."""
     chance = np.random.default_rng(seed)
     worker = np.arange(tasks) % workers
     wait, run = chance.exponential(0.4, tasks), chance.exponential(2.0, tasks) * slower + 0.1

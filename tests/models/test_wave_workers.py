@@ -1,4 +1,4 @@
-"""How many blocks a decode step's launch takes of those that a card runs side by side."""
+"""How many blocks a decode step's launch takes of those that a GPU runs side by side."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ QUESTIONS: list[tuple[str, list[tuple[int, ...]], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "shapes", "options"), QUESTIONS)
 @pytest.mark.parametrize("device", ["cuda:sm_80", "cuda:sm_90", "cpu"])
-def test_every_operator_answers_for_cards_that_are_not_there(name, shapes, options, device):
+def test_every_operator_answers_for_gpus_that_are_not_there(name, shapes, options, device):
     answer = explain(name, *shapes, device=device, dtype="bf16", **options)
     text = str(answer)
     assert text.splitlines()[0].startswith(name.replace("-", "_"))

@@ -1,6 +1,6 @@
-"""Each Triton kernel against its reference: under the interpreter on the CPU, natively on a card.
+"""Each Triton kernel against its reference: under the interpreter on the CPU, natively on a GPU.
 
-The interpreter miscomputes bf16, so fp16 stands for both 16-bit types there; a card runs bf16 too.
+The interpreter miscomputes bf16, so fp16 stands for both 16-bit types there; a GPU runs bf16 too.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from onewave.ops.linear.choose import choose as choose_linear
 from onewave.ops.rms_norm import reference as rms_norm_reference
 from onewave.ops.swiglu import reference as swiglu_reference
 
-# On a card these are the GPU tests of the operators.
+# On a GPU these are the GPU tests of the operators.
 pytestmark = [pytest.mark.pairs, *([pytest.mark.gpu] if torch.cuda.is_available() else [])]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LOW_DTYPES = [torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])

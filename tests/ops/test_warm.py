@@ -1,4 +1,4 @@
-"""Compiling kernels side by side. What comes out on a card: tests/gpu/engine/test_warm_gpu.py."""
+"""Compiling kernels side by side. What comes out on a GPU: tests/gpu/engine/test_warm_gpu.py."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_a_cpu_is_refused() -> None:
         warm("cpu")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a card")
-def test_a_missing_card_is_named() -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_missing_gpu_is_named() -> None:
     with pytest.raises(UnsupportedError, match="no CUDA GPU"):
         warm()
 
@@ -101,12 +101,12 @@ def test_every_adds_windows_full_packed_calls_and_sums() -> None:
     assert set(common) < kinds
 
 
-def test_choosing_a_card_does_not_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choosing_a_gpu_does_not_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the command could not fork what compiles."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("the card is used"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("the GPU is used"))
     assert [choose_device(name) for name in ("auto", "cuda", "cuda:1")] == [
         torch.device("cuda:0"),
         torch.device("cuda:0"),

@@ -136,7 +136,7 @@ def test_an_engine_that_stores_its_scores_is_not_run_where_they_do_not_fit():
     assert "its scores take" in results[1].failure
 
 
-def test_a_peer_that_is_not_installed_or_broken_is_noted(monkeypatch):
+def test_a_peer_that_is_not_installed_or_broken_is_named(monkeypatch):
     def load(name):
         if name == "flash_attn":
             raise OSError("undefined symbol: x")

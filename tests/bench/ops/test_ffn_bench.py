@@ -22,8 +22,8 @@ from onewave.bench.ops.ffn_counters import CountedFFN
 from onewave.cli.bench.ffn import bench_ffn, count_ffn
 from onewave.cli.bench.report import Results
 from onewave.ops.ffn.chain import launch as chain_impl
-from onewave.ops.ffn.chain.plan import ChainSizes, plan_chain
 from onewave.ops.ffn.reference import ffn as in_torch
+from onewave.ops.ffn.sizes import FFNSizes, plan_chain
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ class Made:
 
     def __init__(self, backend: str, activation: str | None = "silu"):
         self.backend, self.checks, self.outs = backend, 0, []
-        self.plan = plan_chain(ChainSizes(64, 64, 128, 64, False), workers=2, streams=backend == "streams")
+        self.plan = plan_chain(FFNSizes(64, 64, 128, 64, False), workers=2, streams=backend == "streams")
 
     def __call__(self, *given: Any) -> None:
         self.outs.append(given)

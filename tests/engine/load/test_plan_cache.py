@@ -52,7 +52,7 @@ def test_a_file_that_is_cut_short_or_changed_anywhere_is_no_program(program: Wav
         assert load_program(path) is None
 
 
-def test_another_model_batch_card_or_code_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_model_batch_gpu_or_code_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def path(config=BASE, batch: int = 3, workers: int = 3) -> Path:
         return program_path(config, batch=batch, workers=workers, cache_dir=tmp_path)
 

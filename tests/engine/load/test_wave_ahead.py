@@ -41,7 +41,7 @@ from onewave.wave.weights.pack import WeightStream
 from onewave.weights.fetch.sources import ModelLocation
 
 LOCATION = ModelLocation("builtin", None, "tiny")
-CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 OPERATORS = ("add_rms_norm", "append_kv", "attention", "decode_attention", "embedding", "linear", "rms_norm", "swiglu")
 FAMILIES = {
     "own head": BASE,
@@ -57,7 +57,7 @@ def how(tmp_path: Path, **changes: Any) -> LoadOptions:
 
 
 class PlainWave:
-    """DecodeWave on a card that is not there: plain operators."""
+    """DecodeWave on a GPU that is not there: plain operators."""
 
     def __init__(self, model: Llama, *, batch: int, stream: WeightStream):
         self.model, self.batch = model, batch
@@ -72,7 +72,7 @@ class PlainWave:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A CPU that passes for a card; what happened on it, in no order."""
+    """A CPU that passes for a GPU; what happened on it, in no order."""
     seen: list[str] = []
 
     def noting(name: str, right: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,38 +234,38 @@ def enter(path: str, load: LoadOptions, config: ModelConfig = BASE) -> None:
 
 @pytest.mark.parametrize("path", ["auto", "wave"])
 def test_there_are_processes_where_a_wave_may_be_planned(forked: list[int], path: str, tmp_path: Path) -> None:
-    enter(path, how(tmp_path, device=CARD))
+    enter(path, how(tmp_path, device=GPU))
     assert forked == [wave_ahead._PROCESSES]
     assert not torch.cuda.is_initialized()
 
 
 def test_there_are_none_where_no_wave_is_tried(forked: list[int], tmp_path: Path) -> None:
-    enter("graph", how(tmp_path, device=CARD))
+    enter("graph", how(tmp_path, device=GPU))
     enter("auto", how(tmp_path))
-    enter("wave", how(tmp_path, device=CARD, max_num_seqs=17))
-    enter("wave", how(tmp_path, device=CARD), replace(BASE, head_dim=48))
+    enter("wave", how(tmp_path, device=GPU, max_num_seqs=17))
+    enter("wave", how(tmp_path, device=GPU), replace(BASE, head_dim=48))
     assert forked == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("path", ["auto", "wave", "graph", "eager"])
-def test_a_cards_first_launch_is_begun_after_the_forks(
+def test_a_gpus_first_launch_is_begun_after_the_forks(
     forked: list[int], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
     monkeypatch.setattr(wave_ahead, "begin_first_launch", lambda: begun.append(len(forked)))
-    enter(path, how(tmp_path, device=CARD))
+    enter(path, how(tmp_path, device=GPU))
     assert begun == [1]
     enter(path, how(tmp_path))
     assert begun == [1]
 
 
-def test_there_are_none_where_a_program_is_kept_whatever_the_card(forked: list[int], tmp_path: Path) -> None:
+def test_there_are_none_where_a_program_is_kept_whatever_the_gpu(forked: list[int], tmp_path: Path) -> None:
     program = plan_decode(BASE, batch=3, workers=3).program
     assert save_program(program, program_path(BASE, batch=3, workers=3, cache_dir=tmp_path))
-    enter("auto", how(tmp_path, device=CARD))
-    enter("auto", how(tmp_path, device=CARD, max_num_seqs=1))
-    enter("auto", how(tmp_path, device=CARD, weight_format=ROUNDINGS["fp8"]))
-    enter("auto", how(tmp_path, device=CARD), replace(BASE, qk_norm=True))
+    enter("auto", how(tmp_path, device=GPU))
+    enter("auto", how(tmp_path, device=GPU, max_num_seqs=1))
+    enter("auto", how(tmp_path, device=GPU, weight_format=ROUNDINGS["fp8"]))
+    enter("auto", how(tmp_path, device=GPU), replace(BASE, qk_norm=True))
     assert [count > 0 for count in forked] == [False, True, True, True]
 
 
@@ -273,7 +273,7 @@ def test_a_triton_without_gluon_is_left_to_the_load(
     forked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wave_ahead, "_MODULES", ("onewave.no_such_module",))
-    enter("auto", how(tmp_path, device=CARD))
+    enter("auto", how(tmp_path, device=GPU))
     assert forked == [0]
 
 

@@ -1,4 +1,4 @@
-"""The read ceiling and the timing protocol on a card."""
+"""The read ceiling and the timing protocol on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling and the engine's loop on a CUDA card: the same tokens as on the CPU, whatever runs beside them."""
+"""Sampling and the engine's loop on a CUDA GPU: the same tokens as on the CPU, whatever runs beside them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_draw_that_has_given_up_is_named_and_the_next_is_whole() -> None:
     search_impl._states.clear()
 
 
-def test_greedy_takes_the_lowest_id_of_equals_on_the_card() -> None:
+def test_greedy_takes_the_lowest_id_of_equals_on_the_gpu() -> None:
     for vocab in (1000, 49152, 128256):
         logits = torch.zeros(4, vocab, device=CUDA)
         logits[1, vocab // 2 :] = 1
@@ -119,10 +119,8 @@ def test_penalties_and_logprobs_agree_with_the_cpu() -> None:
     counts = torch.randint(0, 3, (3, 5000), generator=generator, dtype=torch.int32)
     values = {name: torch.tensor([1.0, 1.5, 0.7]) for name in ("repetition", "presence", "frequency")}
     expected = penalise(logits, in_prompt, counts, **values)
-    on_card = {name: value.to(CUDA) for name, value in values.items()}
-    torch.testing.assert_close(
-        penalise(logits.to(CUDA), in_prompt.to(CUDA), counts.to(CUDA), **on_card).cpu(), expected
-    )
+    on_gpu = {name: value.to(CUDA) for name, value in values.items()}
+    torch.testing.assert_close(penalise(logits.to(CUDA), in_prompt.to(CUDA), counts.to(CUDA), **on_gpu).cpu(), expected)
     tokens = torch.tensor([0, 4999, 77])
     for ours, theirs in zip(
         token_logprobs(logits.to(CUDA), tokens.to(CUDA), 5), token_logprobs(logits, tokens, 5), strict=True

@@ -1,4 +1,4 @@
-"""Common kinds of prefill attention come compiled, and after `onewave warm` have all they need, in any process."""
+"""Common kinds of prefill attention are prebuilt, and after `onewave warm` have all they need, in any process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 
 from onewave.wave.launch.launch import runs_here
 
-CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
+    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
 ]
 CALLS = """
 import torch
@@ -93,13 +93,13 @@ def first_calls(cache: Path, kinds: str, *head_dims: str, prebuilt: str) -> tupl
     return {name: {hit for other, hit in asked if other == name} for name, _ in asked}, digests
 
 
-def test_nothing_that_comes_compiled_is_compiled(tmp_path: Path) -> None:
+def test_no_prebuilt_kernel_is_compiled(tmp_path: Path) -> None:
     found, _ = first_calls(tmp_path, "every", "64", "96", "128", "256", prebuilt="1")
     kernels = ("attention_kernel", "sort_slots", "fp8_kernel", "turn_values")
     assert {name: found[name] for name in kernels} == {name: {True} for name in kernels}
 
 
-def test_what_comes_compiled_computes_the_bits_of_what_is_compiled_here(tmp_path: Path) -> None:
+def test_prebuilt_kernels_compute_the_bits_of_what_is_compiled_here(tmp_path: Path) -> None:
     found, digests = first_calls(tmp_path / "prebuilt", "some", "128", prebuilt="1")
     made, others = first_calls(tmp_path / "made", "some", "128", prebuilt="0")
     assert found["attention_kernel"] == {True}

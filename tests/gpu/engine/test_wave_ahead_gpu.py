@@ -14,10 +14,10 @@ import torch
 
 from onewave.wave.launch.launch import runs_here
 
-CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
+    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
 ]
 SCRIPT = """
 import json, os, sys, threading, time

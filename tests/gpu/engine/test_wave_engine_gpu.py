@@ -1,4 +1,4 @@
-"""The engine on a card that the wave runs on: taken by default, weights there once, the same text in any company."""
+"""The engine on a GPU that the wave runs on: taken by default, weights there once, the same text in any batch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from onewave.wave.launch.launch import runs_here
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
 from onewave.weights.fetch.sources import ModelLocation
 
-CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
+    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
 ]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False)
 PROMPTS = [{"prompt_token_ids": [7 * i % 1000 + 3 for i in range(n)]} for n in (1, 5, 40, 300)]
@@ -46,7 +46,7 @@ def tokens(model: LLM, prompts: list[dict[str, list[int]]]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in model.generate(prompts, GREEDY)]  # type: ignore[arg-type]
 
 
-def test_auto_takes_the_wave_with_the_weights_there_once_and_company_changes_no_token(cache: Path) -> None:
+def test_auto_takes_the_wave_with_the_weights_there_once_and_batch_mates_change_no_token(cache: Path) -> None:
     gc.collect()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -68,26 +68,26 @@ def test_auto_takes_the_wave_with_the_weights_there_once_and_company_changes_no_
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_cards_kernels_pack_and_unpack_as_plain_indexing_does(count: int) -> None:
+def test_the_gpus_kernels_pack_and_unpack_as_plain_indexing_does(count: int) -> None:
     config = replace(
         BASE, hidden_size=512, intermediate_size=1088, num_heads=8, num_kv_heads=4, tie_word_embeddings=True
     )
     location = ModelLocation("builtin", None, "tiny")
     for dtype in (torch.bfloat16, torch.float16):
         model = load_model(
-            location, config, LoadOptions(dtype=dtype, device=CARD, load_format="dummy", max_model_len=64)
+            location, config, LoadOptions(dtype=dtype, device=GPU, load_format="dummy", max_model_len=64)
         )
         for batch in (1, 8, 16):
             program = plan_decode(config, batch=batch, workers=17).program
             weights = wave_weights(model)
-            stream = WeightStream(program, dtype, CARD)
+            stream = WeightStream(program, dtype, GPU)
             for name, weight in weights.items():
                 stream.put(name, weight)
                 assert not stream.differs(name, weight)
                 if len(weight.matrices) == count:
                     height, cols = weight.matrices[0].shape
                     found = stream.matrix(name, height, cols, count).dense()
-                    folded = weight.block(0, count * height, CARD).view(height, count, cols).transpose(0, 1)
+                    folded = weight.block(0, count * height, GPU).view(height, count, cols).transpose(0, 1)
                     assert torch.equal(found, folded.reshape(-1, cols))
 
 
@@ -105,10 +105,10 @@ def test_a_wave_that_is_wrong_is_named_and_replaced_by_graphs(
 
 
 def kept_and_tokens(keep: bool) -> tuple[int, int, list[list[list[int]]]]:
-    """Bytes that prompts leave on the card, the bytes of a layer's four matrices in all layers, and tokens, twice.
+    """Bytes that prompts leave on the GPU, the bytes of a layer's four matrices in all layers, and tokens, twice.
 
     In a function of its own: what the caller still names, such as the layers of an earlier model, keeps its weights on
-    the card and is let go in the middle of the next measurement.
+    the GPU and is let go in the middle of the next measurement.
     """
     with llm(keep_unpacked=keep) as model:
         gc.collect()  # an earlier test's model held memory in cycles

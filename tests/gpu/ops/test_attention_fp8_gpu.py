@@ -1,4 +1,4 @@
-"""Attention in float8 on a card: masks, lengths, scales and packed sequences against float32, and its bits."""
+"""Attention in float8 on a GPU: masks, lengths, scales and packed sequences against float32, and its bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hopper's attention kernel on a card: every mask and length against float64, hard logits, packed sequences, bits."""
+"""Hopper's attention kernel on a GPU: every mask and length against float64, hard logits, packed sequences, bits."""
 
 from __future__ import annotations
 

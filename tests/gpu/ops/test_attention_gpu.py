@@ -1,4 +1,4 @@
-"""attention and attention_varlen on a card: graphs, streams, compilers, 64-bit offsets, and no hidden work."""
+"""attention and attention_varlen on a GPU: graphs, streams, compilers, 64-bit offsets, and no hidden work."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_one_graph_under_torch_compile() -> None:
     )
 
 
-def test_what_a_card_does_not_do_is_refused() -> None:
+def test_what_a_gpu_does_not_do_is_refused() -> None:
     q = randn(1, 2, 5, 64)
     with pytest.raises(UnsupportedError, match=r"float32 on cuda.*allowed: float16, bfloat16"):
         attention(q.float(), q.float(), q.float())

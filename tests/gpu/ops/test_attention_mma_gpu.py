@@ -1,4 +1,4 @@
-"""The m16n8k16 attention kernel on a card: every mask and length against float64, hard logits, packed sequences."""
+"""The m16n8k16 attention kernel on a GPU: every mask and length against float64, hard logits, packed sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hopper's attention kernel on a card: keys in pages, and windows over packed sequences; bit for bit, NaN around."""
+"""Hopper's attention kernel on a GPU: keys in pages, and windows over packed sequences; bit for bit, NaN around."""
 
 from __future__ import annotations
 

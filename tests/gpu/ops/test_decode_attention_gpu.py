@@ -1,4 +1,4 @@
-"""The split-KV kernel on a card, where Hopper's does not run: several queries over caches of every alignment."""
+"""The split-KV kernel on a GPU, where Hopper's does not run: several queries over caches of every alignment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hopper's decode kernel on a card: the same bits as the Triton kernel, for any call, and again at every launch."""
+"""Hopper's decode kernel on a GPU: the same bits as the Triton kernel, for any call, and again at every launch."""
 
 from __future__ import annotations
 

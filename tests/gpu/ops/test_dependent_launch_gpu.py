@@ -65,7 +65,7 @@ def chain(tokens: int, seed: int = 0) -> Callable[[], list[Tensor]]:
 
 
 def one_by_one(run: Callable[[], list[Tensor]], monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """As on a card without dependent launches."""
+    """As on a GPU without dependent launches."""
 
     def of_ampere(device: torch.device) -> tuple[int, int]:
         return 8, 0

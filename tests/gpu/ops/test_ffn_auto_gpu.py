@@ -1,4 +1,4 @@
-"""`auto` on a card whose measurements the table has: the backend that was fastest, its bits, and no surprises."""
+"""`auto` on a GPU whose measurements the table has: the backend that was fastest, its bits, and no surprises."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.operands.ffn_on_gpu import CARD, ON_HOPPER
+from kit.operands.ffn_on_gpu import GPU, ON_HOPPER
 from onewave.ops.explain import explain
 from onewave.ops.ffn import ffn
 from onewave.ops.ffn.measured import MEASURED
 
-NAME = torch.cuda.get_device_name(CARD) if CARD.type == "cuda" else ""
+NAME = torch.cuda.get_device_name(GPU) if GPU.type == "cuda" else ""
 KNOWN = [row for row in MEASURED if row.block.gpu == NAME and row.rows <= 8192]
 pytestmark = [
     *ON_HOPPER,
-    pytest.mark.skipif(not KNOWN, reason="needs a card that the table knows"),
+    pytest.mark.skipif(not KNOWN, reason="needs a GPU that the table knows"),
 ]
 
 
@@ -37,7 +37,7 @@ def test_auto_gives_the_bits_of_the_backend_that_explain_names(gated: bool) -> N
     up, down, gate = weights(gated)
     for row in (each for each in KNOWN if each.block.gated is gated):
         x = rows(row.rows)
-        named = explain("ffn", x.shape, up.shape, down.shape, device=CARD, gated=gated).backend
+        named = explain("ffn", x.shape, up.shape, down.shape, device=GPU, gated=gated).backend
         assert named == row.best
         assert torch.equal(ffn(x, up, down, w_gate=gate), ffn(x, up, down, w_gate=gate, backend=named))
 

@@ -1,4 +1,4 @@
-"""The feed-forward block for many rows on a card: numbers, bits, orders, streams, graphs, delays, stalls."""
+"""The feed-forward block for many rows on a GPU: numbers, bits, orders, streams, graphs, delays, stalls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.operands.ffn_on_gpu import CARD, ON_HOPPER, Operands, assert_close, operands
+from kit.operands.ffn_on_gpu import GPU, ON_HOPPER, Operands, assert_close, operands
 from onewave.base.errors import UnsupportedError, WaveStalled
 from onewave.ops.ffn import ffn
 from onewave.ops.ffn.chain.plan import BANDS, ChainTile, plan_chain
@@ -91,7 +91,7 @@ def test_every_tile(tile: ChainTile, splits: int) -> None:
 def test_orders_workers_streams_and_a_thousand_runs_change_no_bit() -> None:
     given = operands(1000, 1024, 4096, 1024)
     tile = ChainTile(2, 128, 6, 2)
-    most = co_resident(CARD)
+    most = co_resident(GPU)
     right = finished(made(given, tile=tile), given)
     for workers in (1, 17, 64, most - 1, most):
         for order in ("row", "skewed:2", "sequential"):

@@ -1,4 +1,4 @@
-"""The feed-forward block as one wave on a card: numbers, bits, streams, graphs, stalls."""
+"""The feed-forward block as one wave on a GPU: numbers, bits, streams, graphs, stalls."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_graphs_and_other_streams_give_the_same_bits() -> None:
 
 
 def test_launches_that_follow_each_other_on_several_streams_give_each_its_bits() -> None:
-    """Each begins while the one before it on its stream ends, and others want its multiprocessors."""
+    """Each begins while the one before it on its stream ends, and others want its SMs."""
     _, up, down, gate = operands(1, 1024, 4096, 1024)
     packed = pack_ffn(up, down, w_gate=gate, batch=1)
     assert packed.waves[0].program.workers == co_resident(up.device)

@@ -1,4 +1,4 @@
-"""masked_multihead_attention and append_kv on a card: long histories, streams, graphs, 64-bit offsets, float8."""
+"""masked_multihead_attention and append_kv on a GPU: long histories, streams, graphs, 64-bit offsets, float8."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_rows_more_than_two_to_the_31_elements_apart():
 @pytest.mark.parametrize("packed", [False, True])
 def test_append_kv_quantises_as_the_reference_does(kind, packed):
     if kind is torch.float8_e4m3fn and torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("a card before sm_89 has no float8")
+        pytest.skip("a GPU before sm_89 has no float8")
     qkv = randn(64, 8 * 64, seed=0, dtype=torch.bfloat16)
     slots, positions = torch.arange(64, device="cuda") % 4, torch.arange(64, device="cuda") // 4
     scales = {
@@ -271,7 +271,7 @@ def test_append_kv_quantises_as_the_reference_does(kind, packed):
     assert torch.equal(results[0][1], results[1][1])
 
 
-def test_append_kv_refuses_float32_on_a_card():
+def test_append_kv_refuses_float32_on_a_gpu():
     caches = torch.zeros(2, 1, 2, 8, 32, device="cuda").unbind(0)
     index = torch.zeros(1, dtype=torch.int64, device="cuda")
     with pytest.raises(UnsupportedError, match=r"dtype: torch\.float32 on cuda"):

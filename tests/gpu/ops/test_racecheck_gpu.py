@@ -14,11 +14,11 @@ from kit.alone.racecheck_calls import CALLS
 from kit.paths import PYTHONPATH
 from onewave.wave.launch.launch import runs_here
 
-CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 SANITIZER = os.environ.get("COMPUTE_SANITIZER", "compute-sanitizer")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
+    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
     pytest.mark.skipif(
         shutil.which(SANITIZER) is None, reason="needs compute-sanitizer, or COMPUTE_SANITIZER, its path"
     ),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kit.operands.rounded_on_gpu import CAPACITY, CARD, streamed, two_layers
+from kit.operands.rounded_on_gpu import CAPACITY, GPU, streamed, two_layers
 from onewave.base.weight_formats import COMPACT
 from onewave.engine.load.self_check import self_check
 from onewave.models.config.model_config import RopeConfig
@@ -17,7 +17,7 @@ from onewave.wave.launch.launch import co_resident, runs_here
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
+    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
 ]
 
 
@@ -28,19 +28,19 @@ def test_a_step_agrees_with_the_plain_operators(intermediate_size: int, heads: t
     rope = RopeConfig("default", 500000.0, heads[2])
     config = two_layers(intermediate_size=intermediate_size, rope=rope, **sizes)
     for batch in (1, 2, 8, 16):
-        made = streamed(COMPACT, batch, co_resident(CARD), config)
+        made = streamed(COMPACT, batch, co_resident(GPU), config)
         assert self_check(made.model, DecodeWave(made.model, batch=batch, stream=made.stream), batch) < 0.03
 
 
 @pytest.mark.parametrize("batch", [1, 8])
 @torch.inference_mode()
 def test_a_step_under_random_delays_has_its_bits(batch: int) -> None:
-    made = streamed(COMPACT, batch, co_resident(CARD), two_layers())
+    made = streamed(COMPACT, batch, co_resident(GPU), two_layers())
     kv = made.model.new_cache(num_slots=batch, capacity=CAPACITY)
-    dice = torch.Generator(CARD).manual_seed(0)
+    dice = torch.Generator(GPU).manual_seed(0)
     kv.k.normal_(generator=dice)
     kv.v.normal_(generator=dice)
-    slots = torch.arange(batch, device=CARD)
+    slots = torch.arange(batch, device=GPU)
     found: list[torch.Tensor] = []
     for delays in (False, True):
         wave = DecodeWave(made.model, batch=batch, stream=made.stream, delays=delays)
@@ -70,13 +70,13 @@ def test_every_weight_comes_back_as_it_was(batch: int) -> None:
 @torch.inference_mode()
 def test_weights_that_thirteen_bits_do_not_reach_count(rows: int) -> None:
     """Products of nothing else: the largest weight of their row meets a zero."""
-    dice = torch.Generator(CARD).manual_seed(rows)
-    up = torch.zeros(2048, 4096, device=CARD, dtype=torch.bfloat16)
+    dice = torch.Generator(GPU).manual_seed(rows)
+    up = torch.zeros(2048, 4096, device=GPU, dtype=torch.bfloat16)
     up[::16, 7] = 2.0**60
     for column in (100, 2500, 4095):
-        up[::16, column] = torch.randn(128, generator=dice, device=CARD).bfloat16()
-    down = torch.randn(1024, 2048, generator=dice, device=CARD).bfloat16()
-    x = torch.randn(rows, 4096, generator=dice, device=CARD).bfloat16()
+        up[::16, column] = torch.randn(128, generator=dice, device=GPU).bfloat16()
+    down = torch.randn(1024, 2048, generator=dice, device=GPU).bfloat16()
+    x = torch.randn(rows, 4096, generator=dice, device=GPU).bfloat16()
     x[:, 7] = 0
     packed = op.pack_ffn(up, down, batch=rows, activation=None)
     assert packed.compact

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kit.operands.rounded_on_gpu import CARD, held_and_tokens, step, streamed, two_layers
+from kit.operands.rounded_on_gpu import GPU, held_and_tokens, step, streamed, two_layers
 from onewave.base.weight_formats import COMPACT, ROUNDINGS
 from onewave.engine.load.self_check import self_check
 from onewave.models.decode_wave import DecodeWave
@@ -17,7 +17,7 @@ from onewave.wave.launch.launch import co_resident, runs_here
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
+    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
 ]
 BOTH = pytest.mark.parametrize("name", ROUNDINGS)
 
@@ -27,8 +27,8 @@ BOTH = pytest.mark.parametrize("name", ROUNDINGS)
 def test_neither_workers_nor_batch_mates_nor_time_changes_a_bit(name: str, batch: int) -> None:
     weight_format = ROUNDINGS.get(name, COMPACT)
     config = two_layers()
-    first = step(streamed(weight_format, batch, co_resident(CARD), config), batch, range(batch))
-    for workers in (co_resident(CARD) - 1, 64, 17):
+    first = step(streamed(weight_format, batch, co_resident(GPU), config), batch, range(batch))
+    for workers in (co_resident(GPU) - 1, 64, 17):
         made = streamed(weight_format, batch, workers, config)
         assert torch.equal(step(made, batch, range(batch)), first)
         assert torch.equal(step(made, batch, range(batch - 1, batch))[0], first[-1])
@@ -42,13 +42,13 @@ def test_a_step_agrees_with_the_plain_operators_on_the_same_rounded_weights(
 ) -> None:
     for batch in (1, 2, 8, 16):
         config = two_layers(intermediate_size=intermediate_size)
-        made = streamed(ROUNDINGS[name], batch, co_resident(CARD), config, dtype)
+        made = streamed(ROUNDINGS[name], batch, co_resident(GPU), config, dtype)
         assert self_check(made.model, DecodeWave(made.model, batch=batch, stream=made.stream), batch) < 0.03
 
 
 @BOTH
-def test_the_cards_kernel_unpacks_as_plain_indexing_does(name: str) -> None:
-    stream = streamed(ROUNDINGS[name], 8, co_resident(CARD), two_layers()).stream
+def test_the_gpus_kernel_unpacks_as_plain_indexing_does(name: str) -> None:
+    stream = streamed(ROUNDINGS[name], 8, co_resident(GPU), two_layers()).stream
     for matrix, (height, cols, count) in {
         "qkv0": (3072, 2048, 1),
         "gate_up1": (8192, 2048, 2),
@@ -84,16 +84,16 @@ def _products(a, b, out, K: tl.constexpr):
 
 def test_the_tensor_cores_multiply_subnormal_numbers_as_they_are() -> None:
     """What byte_values.py makes of int8, beside the same integers as normal numbers."""
-    dice = torch.Generator(CARD).manual_seed(1)
-    integers = torch.randint(-127, 128, (16, 4096), generator=dice, device=CARD)
-    x = torch.randn(4096, 16, generator=dice, device=CARD).bfloat16()
+    dice = torch.Generator(GPU).manual_seed(1)
+    integers = torch.randint(-127, 128, (16, 4096), generator=dice, device=GPU)
+    x = torch.randn(4096, 16, generator=dice, device=GPU).bfloat16()
     subnormal = (integers.abs() | (integers < 0) << 15).to(torch.uint16).view(torch.bfloat16)
     assert torch.equal(subnormal.double() * 2.0**133, integers.double())
     exact = integers.double() @ x.double()
     size = integers.abs().double() @ x.abs().double()
     off: list[float] = []
     for left, right, factor in ((integers.bfloat16(), x, 1.0), (subnormal, x * 2.0**64, 2.0**69)):
-        found = torch.empty(16, 16, device=CARD)
+        found = torch.empty(16, 16, device=GPU)
         _products[(1,)](left, right, found, K=4096, num_warps=1)
         off.append(float(((found.double() * factor - exact).abs() / size).max()))
     print("largest difference over the sum of magnitudes:", off)

@@ -1,4 +1,4 @@
-"""Decode steps as one wave on a card: logits, caches, bits, company, workers, delays, the engine."""
+"""Decode steps as one wave on a GPU: logits, caches, bits, batches, workers, delays, the engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kit.models.tiny_decoders import BASE, FAMILIES, random_model
-from kit.operands.wave_on_gpu import CAPACITY, CARD, copied, filled, on, on_card
+from kit.operands.wave_on_gpu import CAPACITY, GPU, copied, filled, on, on_gpu
 from onewave.base.errors import InvalidArgumentError, ShapeError
 from onewave.engine.load.self_check import self_check
 from onewave.memory.kv_cache import StaticKVCache
@@ -20,7 +20,7 @@ from onewave.wave.launch.launch import co_resident, runs_here
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
+    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
 ]
 CONTEXTS = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 900, 1023, 1024, 1100, 8191, 8192, 8193]
 
@@ -45,7 +45,7 @@ def assert_repeats(wave: DecodeWave, expected: Tensor, *row: Tensor, times: int 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_logits_and_caches_are_as_close_to_float32_as_the_plain_step(family: str, dtype: torch.dtype) -> None:
-    model = on_card(random_model(FAMILIES[family]), dtype)
+    model = on_gpu(random_model(FAMILIES[family]), dtype)
     exact = on(model, torch.device("cpu"), torch.float32)
     wave = DecodeWave(model, batch=1)
     for context in CONTEXTS:
@@ -66,8 +66,8 @@ def test_logits_and_caches_are_as_close_to_float32_as_the_plain_step(family: str
             torch.testing.assert_close(mine.float(), theirs.float(), rtol=0.05, atol=0.05)
 
 
-def test_a_thousand_steps_give_the_same_bits_in_any_company_and_with_any_workers() -> None:
-    model = on_card(random_model(BASE))
+def test_a_thousand_steps_give_the_same_bits_in_any_batch_and_with_any_workers() -> None:
+    model = on_gpu(random_model(BASE))
     tokens = torch.tensor([5, 80, 3, 44, 9], device="cuda")
     positions = torch.tensor([300, 17, 0, 511, 64], device="cuda")
     slots = torch.tensor([2, 0, 4, 1, 3], device="cuda")
@@ -88,7 +88,7 @@ def test_a_thousand_steps_give_the_same_bits_in_any_company_and_with_any_workers
 
 @pytest.mark.parametrize("position", [17, 300, 1030, 3071, 3080])
 def test_a_single_sequences_bits_are_those_of_any_run_and_any_workers(position: int) -> None:
-    model = on_card(random_model(BASE))
+    model = on_gpu(random_model(BASE))
     kv = filled(model, 2)
     row = torch.tensor([[5], [position], [1]], device="cuda")
     wave = DecodeWave(model, batch=1)
@@ -111,7 +111,7 @@ def test_launches_give_one_workers_bits_whose_weights_come_from_the_second_level
         BASE, vocab_size=5003, hidden_size=1024, intermediate_size=4096, num_layers=1, layer_windows=(None,),
         num_heads=heads, num_kv_heads=heads // 4, head_dim=head_dim, rope=RopeConfig("default", 500.0, head_dim),
     )  # fmt: skip
-    model = on_card(random_model(config))
+    model = on_gpu(random_model(config))
     kv = filled(model, batch)
     rows = torch.arange(batch, device="cuda")
     tokens, positions = rows + 5, rows * 37 % 600
@@ -126,7 +126,7 @@ def test_launches_give_one_workers_bits_whose_weights_come_from_the_second_level
 
 
 def test_steps_that_follow_each_other_in_a_graph_give_their_bits() -> None:
-    model = on_card(random_model(BASE))
+    model = on_gpu(random_model(BASE))
     kv = filled(model, 2)
     wave = DecodeWave(model, batch=1)
     rows = [torch.tensor([[5 + i], [300 + i], [1]], device="cuda") for i in range(4)]
@@ -147,7 +147,7 @@ def test_steps_that_follow_each_other_in_a_graph_give_their_bits() -> None:
 
 @pytest.mark.parametrize("sequences", [1, 2])
 def test_random_delays_change_no_bit(sequences: int) -> None:
-    model = on_card(random_model(BASE))
+    model = on_gpu(random_model(BASE))
     kv = filled(model, 2)
     rows = torch.tensor([[5, 80], [300, 17], [1, 0]], device="cuda")
     tokens, positions, slots = rows[:, :sequences].contiguous()
@@ -160,14 +160,14 @@ def test_random_delays_change_no_bit(sequences: int) -> None:
 @pytest.mark.parametrize("sequences", [1, 2, 4, 7, 16])
 def test_the_self_check_passes(sequences: int) -> None:
     config: ModelConfig = replace(BASE, hidden_size=512, intermediate_size=1024, num_heads=8, num_kv_heads=4)
-    model = on_card(random_model(config))
+    model = on_gpu(random_model(config))
     assert self_check(model, DecodeWave(model, batch=sequences), sequences) < 0.03
 
 
 @pytest.mark.parametrize("sequences", [7, 16])
-def test_sixteen_sequences_of_a_wide_model_keep_their_bits_in_any_company_and_with_any_workers(sequences: int) -> None:
+def test_sixteen_sequences_of_a_wide_model_have_the_same_bits_in_any_batch_and_with_any_workers(sequences: int) -> None:
     wide = {"hidden_size": 4224, "num_heads": 34, "head_dim": 64, "rope": RopeConfig("default", 500.0, 64)}
-    model = on_card(random_model(replace(BASE, **wide)))
+    model = on_gpu(random_model(replace(BASE, **wide)))
     wave = DecodeWave(model, batch=sequences)
     assert self_check(model, wave, sequences) < 0.03
     tokens = torch.arange(3, 3 + sequences, device="cuda")
@@ -183,7 +183,7 @@ def test_sixteen_sequences_of_a_wide_model_keep_their_bits_in_any_company_and_wi
 
 
 def test_steps_on_two_streams_follow_each_other() -> None:
-    model = on_card(random_model(BASE))
+    model = on_gpu(random_model(BASE))
     kv = filled(model, 2)
     wave = DecodeWave(model, batch=1, workers=16)
     rows = [torch.tensor([[5 + i], [300], [i % 2]], device="cuda") for i in range(2)]
@@ -204,7 +204,7 @@ def test_steps_on_two_streams_follow_each_other() -> None:
 
 
 def test_a_step_without_a_cache_or_with_another_models_is_refused() -> None:
-    model = on_card(random_model(BASE))
+    model = on_gpu(random_model(BASE))
     wave = DecodeWave(model, batch=1)
     row = torch.tensor([[5], [3], [1]], device="cuda")
     with pytest.raises(InvalidArgumentError, match="bind_cache"):

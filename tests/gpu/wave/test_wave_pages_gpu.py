@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from kit.models.tiny_decoders import BASE, FAMILIES, random_model
-from kit.operands.wave_on_gpu import copied, filled, on_card
+from kit.operands.wave_on_gpu import copied, filled, on_gpu
 from onewave.base.errors import InvalidArgumentError
 from onewave.bench.engine.wave import in_pages
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
 from onewave.models.decode_wave import DecodeWave
 from onewave.wave.launch.launch import runs_here
 
-CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
+    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
 ]
 
 
@@ -38,7 +38,7 @@ def assert_same(paged: PagedKVCache, kv: StaticKVCache) -> None:
 def test_pages_give_the_bits_of_a_plain_cache(family: str, page: int) -> None:
     config = FAMILIES[family]
     windows = tuple(None if window is None else 201 for window in config.layer_windows)
-    model = on_card(random_model(replace(config, layer_windows=windows)))
+    model = on_gpu(random_model(replace(config, layer_windows=windows)))
     wave, kv = DecodeWave(model, batch=5), filled(model, 6)
     for contexts in ([0, 1, 15, 16, 17], [127, 128, 129, 255, 256], [257, 511, 900, 1023, 63]):
         plain = copied(model, kv)
@@ -54,7 +54,7 @@ def test_pages_give_the_bits_of_a_plain_cache(family: str, page: int) -> None:
 
 
 def test_the_table_may_change_between_launches() -> None:
-    model = on_card(random_model(BASE))
+    model = on_gpu(random_model(BASE))
     wave = DecodeWave(model, batch=3, workers=9)
     plain = filled(model, 3)
     paged = in_pages(plain, 32)
@@ -76,7 +76,7 @@ def test_the_table_may_change_between_launches() -> None:
 
 
 def test_a_wrong_entry_is_named_in_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = on_card(random_model(BASE))
+    model = on_gpu(random_model(BASE))
     wave, paged = DecodeWave(model, batch=1), in_pages(filled(model, 1), 64)
     paged.block_table[0, 2] = 9999
     wave.bind_cache(paged)

@@ -20,10 +20,10 @@ from onewave.models.decode_wave import DecodeWave
 from onewave.wave.launch.launch import runs_here
 from onewave.weights.fetch.sources import ModelLocation
 
-CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(CARD), reason="needs a card of compute capability 9.0"),
+    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
 ]
 SIZES: dict[str, Any] = {
     "hidden_size": 512,
@@ -72,8 +72,8 @@ def rms(errors: Tensor) -> float:
 @torch.inference_mode()
 def last_logits(directory: Path, dtype: torch.dtype, texts: list[Tensor]) -> Tensor:
     """transformers' logits after each text, float32 [texts, vocab]."""
-    model = oracle(directory, dtype, attention="sdpa").to(CARD)
-    return torch.stack([model(text[None].to(CARD)).logits[0, -1].float() for text in texts])
+    model = oracle(directory, dtype, attention="sdpa").to(GPU)
+    return torch.stack([model(text[None].to(GPU)).logits[0, -1].float() for text in texts])
 
 
 @torch.inference_mode()
@@ -83,7 +83,7 @@ def decoded(directory: Path, texts: list[Tensor], batch: int, weight_format: Wei
     config = load_config(location)
     how = LoadOptions(
         dtype=torch.bfloat16,
-        device=CARD,
+        device=GPU,
         max_num_seqs=batch,
         max_model_len=max(LENGTHS) + 1,
         cache_dir=directory,
@@ -97,13 +97,13 @@ def decoded(directory: Path, texts: list[Tensor], batch: int, weight_format: Wei
     kv.k.fill_(torch.nan)
     kv.v.fill_(torch.nan)
     for slot, text in enumerate(texts):
-        model.forward(Batch.prefill([(slot, text[:-1].tolist(), 0)], CARD), kv)
+        model.forward(Batch.prefill([(slot, text[:-1].tolist(), 0)], GPU), kv)
     wave.bind_cache(kv)
     tokens, positions = (
-        torch.tensor(values, device=CARD)
+        torch.tensor(values, device=GPU)
         for values in ([int(text[-1]) for text in texts], [len(text) - 1 for text in texts])
     )
-    slots = torch.arange(len(texts), device=CARD)
+    slots = torch.arange(len(texts), device=GPU)
     found = [
         wave(tokens[at : at + batch], positions[at : at + batch], slots[at : at + batch])
         for at in range(0, len(texts), batch)

@@ -201,7 +201,7 @@ def test_text_that_triton_does_not_write_is_refused(name: str) -> None:
 
 
 def test_more_registers_than_a_block_has_are_refused() -> None:
-    """The card would wait for them without end."""
+    """The GPU would wait for them without end."""
     with pytest.raises(UnsupportedError, match="536 for a thread of each warpgroup together; allowed: at most 512"):
         run_as_one(PTX.replace("160", "168"))
 

@@ -1,4 +1,4 @@
-"""Compiles two small kernels in processes of their own, for sm_90 and without a card; prints as JSON what Triton found.
+"""Compiles two small kernels in processes of their own, for sm_90 and without a GPU; prints as JSON what Triton found.
 
 A script, as kernels under test run in Triton's interpreter, which compiles nothing.
 """

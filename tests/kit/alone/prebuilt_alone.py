@@ -1,4 +1,4 @@
-"""What comes compiled, without a card: `python prebuilt_alone.py`, one JSON line. Not under Triton's interpreter:
+"""Prebuilt kernels, without a GPU: `python prebuilt_alone.py`, one JSON line. Not under Triton's interpreter:
 TRITON_INTERPRET must be unset, TRITON_CACHE_DIR an empty directory, and PYTHONPATH hold tools/."""
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def taken_or_not(launch: Launch) -> dict[str, bool]:
     triton.__version__ = version
     prebuilt._compiled.cache_clear()
     driver.set_active(SimpleNamespace(get_current_target=lambda: replace(TARGET, arch=100)))
-    seen["another card"] = take_prebuilt(launch)
+    seen["another GPU"] = take_prebuilt(launch)
     driver.set_active(SimpleNamespace(get_current_target=lambda: TARGET))
     ours = knobs.runtime.add_stages_inspection_hook
     knobs.runtime.add_stages_inspection_hook = lambda *given: ours(*given)

@@ -1,6 +1,6 @@
 """Which shared memory a kernel fills for nobody.
 
-A block may ask the copy engine for something before its partitions part. Triton's allocator knows of uses, not of
+A block may ask TMA for something before its partitions part. Triton's allocator knows of uses, not of
 copies under way: a buffer that no partition takes is over when they part, and its place goes to others, first of all to
 what the partitions are passed. The copy then lands on that.
 """

@@ -36,7 +36,7 @@ def how(tmp_path: Path, name: str | None, **changes: Any) -> LoadOptions:
 
 
 class PlainWave:
-    """DecodeWave on a card that is not there: plain operators on what the stream holds."""
+    """DecodeWave on a GPU that is not there: plain operators on what the stream holds."""
 
     made: ClassVar[list[PlainWave]] = []
 
@@ -56,7 +56,7 @@ class PlainWave:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A CPU that passes for a card; for which formats a kernel was compiled."""
+    """A CPU that passes for a GPU; for which formats a kernel was compiled."""
     seen: list[Any] = []
     monkeypatch.setattr(launch, "runs_here", lambda device: True)
     monkeypatch.setattr(launch, "co_resident", lambda device: 3)

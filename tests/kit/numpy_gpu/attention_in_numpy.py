@@ -1,4 +1,4 @@
-"""Runs Hopper's attention kernels' own source in NumPy: every statement of every partition, launched as on a card.
+"""Runs Hopper's attention kernels' own source in NumPy: every statement of every partition, launched as on a GPU.
 
 Built on gluon_in_numpy's arrays, mbarriers and threads, a thread a partition. TMA goes through the descriptors that the
 launcher made, as descriptor_rows addresses memory; a store reads shared memory when it is waited for; named
@@ -423,7 +423,7 @@ class NumpyKernel:
 
 
 def kernels_in_numpy(monkeypatch: pytest.MonkeyPatch, *, programs: int) -> dict[str, NumpyKernel]:
-    """Have CPU tensors go the way of a card's with so many SMs, into the kernels' source. Returns kernels by name."""
+    """Have CPU tensors go the way of a GPU's with so many SMs, into the kernels' source. Returns kernels by name."""
     made = {
         "attention_kernel": NumpyKernel("attention_kernel", gluon_impl.attention_kernel.arg_names),
         "fp8_kernel": NumpyKernel("fp8_kernel", fp8_impl.fp8_kernel.arg_names),

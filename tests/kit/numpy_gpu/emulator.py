@@ -1,6 +1,6 @@
 """The wave kernel's step records and packed stream, executed in NumPy one step after the other.
 
-It reads exactly what the kernel reads, so that records, packing and buffers can be tested without a card. Steps run in
+It reads exactly what the kernel reads, so that records, packing and buffers can be tested without a GPU. Steps run in
 the order of the table's rows, which happens-before allows.
 """
 

@@ -1,7 +1,7 @@
 """Products of Triton's interpreter, summed in an order that no shape changes.
 
 NumPy leaves them to a BLAS, which picks its loops, and with them the order of a sum, by a product's shape and the
-processor: on some a row has other bits beside 63 others than alone. A card's tensor cores make no such difference, and
+processor: on some a row has other bits beside 63 others than alone. A GPU's tensor cores make no such difference, and
 tests of whole kernels compare bits.
 """
 

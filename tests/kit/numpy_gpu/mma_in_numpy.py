@@ -2,7 +2,7 @@
 
 Tensors are arrays without their layouts (test_attention_mma_ptx.py runs what layouts become). Pointers know which
 elements are theirs: reading or writing others is an error, as is a second write, a division of something negative (it
-rounds otherwise on a card) and the use of a tile whose copy has not been waited for (it is NaN). float16 stands for
+rounds otherwise on a GPU) and the use of a tile whose copy has not been waited for (it is NaN). float16 stands for
 both 16-bit types.
 """
 

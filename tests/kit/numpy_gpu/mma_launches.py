@@ -38,7 +38,7 @@ class Recorder:
 
 
 def record(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (8, 0), *, num_sms: int = 1) -> Recorder:
-    """From now on CPU tensors go the way of a card's as far as the kernel. num_sms: many ask for narrow tiles."""
+    """From now on CPU tensors go the way of a GPU's as far as the kernel. num_sms: many ask for narrow tiles."""
     found = Recorder(list(mma_impl.mma_kernel.arg_names))
     monkeypatch.setattr(mma_impl, "mma_kernel", found)
     pretend(monkeypatch, capability, num_sms=num_sms)

@@ -20,7 +20,7 @@ from onewave.ops.masked_multihead_attention.call import MaskedCall
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ENGINES = ["reference", "kernel"]
-# The interpreter miscomputes bf16; a card takes no float32.
+# The interpreter miscomputes bf16; a GPU takes no float32.
 DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16, torch.float32]
 EXACTEST = DTYPES[0] if DEVICE == "cuda" else torch.float32
 NAN = float("nan")
@@ -35,7 +35,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def kernel(qkv: Tensor, cache_k: Tensor, cache_v: Tensor, seq_lens: Tensor, **options: Any) -> Tensor:
-    """The public operator with the Triton kernel, which is interpreted where there is no card."""
+    """The public operator with the Triton kernel, which is interpreted where there is no GPU."""
     if DEVICE == "cuda":
         return masked_multihead_attention(qkv, cache_k, cache_v, seq_lens, backend="triton", **options)
     from onewave.ops.masked_multihead_attention import op

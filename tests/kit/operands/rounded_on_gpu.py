@@ -20,7 +20,7 @@ from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama_plan import plan_decode
 from onewave.weights.fetch.sources import resolve
 
-CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 CAPACITY = 600
 LENGTHS = (299, 1, 40, 512, 17, 128, 3, 300, 5, 6, 7, 8, 9, 10, 11, 12)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
@@ -44,7 +44,7 @@ def streamed(
     location = resolve("llama-3.2-1b", Settings.from_env(), load_format="dummy")
     size = 2 if weight_format is None else weight_format.weight_bytes
     program = plan_decode(config, batch=batch, workers=workers, weight_bytes=size).program
-    options = LoadOptions(dtype=dtype, device=CARD, load_format="dummy")
+    options = LoadOptions(dtype=dtype, device=GPU, load_format="dummy")
     with open_parts(location, config, options) as parts:
         return stream_model(
             parts, config, program, replace(options, max_model_len=CAPACITY, weight_format=weight_format)
@@ -56,12 +56,12 @@ def step(made: StreamedModel, batch: int, rows: range) -> torch.Tensor:
     """A step of some of `batch` sequences on random caches, 20 times the same."""
     wave = DecodeWave(made.model, batch=batch, stream=made.stream)
     kv = made.model.new_cache(num_slots=batch, capacity=CAPACITY)
-    dice = torch.Generator(CARD).manual_seed(0)
+    dice = torch.Generator(GPU).manual_seed(0)
     kv.k.normal_(generator=dice)
     kv.v.normal_(generator=dice)
     wave.bind_cache(kv)
-    slots = torch.tensor(rows, device=CARD)
-    positions = torch.tensor([LENGTHS[row] for row in rows], device=CARD)
+    slots = torch.tensor(rows, device=GPU)
+    positions = torch.tensor([LENGTHS[row] for row in rows], device=GPU)
     found = [wave(slots + 5, positions, slots) for _ in range(20)]
     wave.wave.check()
     assert all(torch.equal(each, found[0]) for each in found)

@@ -10,12 +10,12 @@ from torch import Tensor
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 
-CARD = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 CAPACITY = 8448  # whole pages of any size, and longer than any context here
 
 
-def on_card(model: Llama, dtype: torch.dtype = torch.bfloat16) -> Llama:
-    return on(model, CARD, dtype)
+def on_gpu(model: Llama, dtype: torch.dtype = torch.bfloat16) -> Llama:
+    return on(model, GPU, dtype)
 
 
 def on(model: Llama, device: torch.device, dtype: torch.dtype) -> Llama:

@@ -1,4 +1,4 @@
-"""Runs a compiled kernel's PTX in NumPy, all threads of a block in step: what a card would compute, without one.
+"""Runs a compiled kernel's PTX in NumPy, all threads of a block in step: what a GPU would compute, without one.
 
 Registers are arrays of one number a thread. Instructions are those that LLVM makes of this project's mma kernels: whole
 numbers, floats, 16-bit pairs, ldmatrix, stmatrix, movmatrix, mma.sync m16n8k16, cp.async, shuffles and barriers.

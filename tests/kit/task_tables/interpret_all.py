@@ -119,7 +119,7 @@ class _World:
 def explore(table: TaskTable, workers: int = 2, *, max_states: int = 1_000_000) -> Harm | None:
     """Look for an interleaving that goes wrong; None proves that there is none.
 
-    workers: in ticket mode; a static table has one a queue. Every reachable state is visited once.
+    workers: in ticket mode; a static table has one a queue. Every reachable state is reached once.
     Raises CapacityError when there are more than max_states.
     """
     times = np.bincount(table.queue, minlength=table.num_tasks)

@@ -22,7 +22,7 @@ from onewave.ops.kv_layout import pack_k, unpack_k
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.pairs, *([pytest.mark.gpu] if DEVICE == "cuda" else [])]
 ENGINES = ["reference", "kernel"]
-# The interpreter miscomputes bf16; a card takes no float32.
+# The interpreter miscomputes bf16; a GPU takes no float32.
 DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16, torch.float32]
 FP8 = torch.float8_e4m3fn
 NAN = float("nan")
@@ -244,7 +244,7 @@ def test_a_token_without_a_position_has_queries_and_is_not_stored(dtype):
     caches = [torch.full((2, 2, 4, 16), NAN, dtype=dtype, device=DEVICE) for _ in "kv"]
     slots, positions = torch.tensor([0, 1, 1], device=DEVICE), torch.tensor([3, -1, 0], device=DEVICE)
     if DEVICE == "cuda" and dtype is torch.float32:
-        pytest.skip("a card takes no float32")
+        pytest.skip("a GPU takes no float32")
     q = append_kv(qkv.clone(), rotary, *caches, slots, positions, num_heads=4)
     assert not q.isnan().any()
     for cache in caches:

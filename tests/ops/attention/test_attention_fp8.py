@@ -1,4 +1,4 @@
-"""Attention in float8 without a card: the contract, what the values' kernel writes, and what the kernel compiles to."""
+"""Attention in float8 without a GPU: the contract, what the values' kernel writes, and what the kernel compiles to."""
 
 from __future__ import annotations
 

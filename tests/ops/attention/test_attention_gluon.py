@@ -39,7 +39,7 @@ FACTS = Facts("attention", "auto", H200, torch.bfloat16, Options(1.0), 1, 2, 2, 
 
 @pytest.fixture
 def covered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if a sweep on a card had covered bfloat16 with head_dim 64 and 128."""
+    """As if a sweep on a GPU had covered bfloat16 with head_dim 64 and 128."""
     monkeypatch.setattr(hopper_choose, "swept", lambda dtype, head_dim: dtype == "bfloat16" and head_dim in (64, 128))
     choose_impl._on_gpu.cache_clear()
     yield
@@ -67,7 +67,7 @@ def test_no_length_and_no_stride_compiles_a_kernel_anew(kernel: Any, others: str
     assert [p.name for p in sizes if not p.do_not_specialize] == []
 
 
-class Card(SimpleNamespace):
+class Gpu(SimpleNamespace):
     """What gluon_tiles_impl asks of the language, for numbers: its functions then run as plain Python."""
 
     def __init__(self, program: int, programs: int, memory: dict[int, int]) -> None:
@@ -110,7 +110,7 @@ def dealt(
     )  # fmt: skip
     found: list[list[tuple[int, ...]]] = []
     for program in range(plan.programs):
-        monkeypatch.setattr(gluon_tiles_impl, "gl", Card(program, plan.programs, memory))
+        monkeypatch.setattr(gluon_tiles_impl, "gl", Gpu(program, plan.programs, memory))
         places = [gluon_tiles_impl.position_of.fn(problem, turn) for turn in range(rounds)]
         tiles = [gluon_tiles_impl.tile_at.fn(problem, place) for place in places]
         found.append([tile for tile in tiles if tile[-1]])
@@ -319,7 +319,7 @@ def test_explain_tells_which_kernel_runs_and_why_not_the_other() -> None:
 @pytest.mark.parametrize("capability", [(9, 0), (8, 0)])
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.usefixtures("covered")
-def test_on_a_card_auto_runs_it_where_it_can_and_the_portable_kernel_elsewhere(
+def test_on_a_gpu_auto_runs_it_where_it_can_and_the_portable_kernel_elsewhere(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fails: bool
 ) -> None:
     def load(_: str, module: str) -> Any:

@@ -114,7 +114,7 @@ class Pointer:
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Model:
-    """CPU tensors go the way of a card's as far as the kernel."""
+    """CPU tensors go the way of a GPU's as far as the kernel."""
     found = Model(monkeypatch, list(gluon_impl.attention_kernel.arg_names))
     monkeypatch.setattr(gluon_impl, "attention_kernel", found)
     pretend(monkeypatch)

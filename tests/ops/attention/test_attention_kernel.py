@@ -1,4 +1,4 @@
-"""The portable kernel of attention: under Triton's interpreter on a CPU, natively on a card."""
+"""The portable kernel of attention: under Triton's interpreter on a CPU, natively on a GPU."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ def test_every_length_and_mask_meets_the_error_rule(
 
 
 HEAD_DIMS = [16, 32, 40, 64, 80, 96, 128, 192, 256]
-ON_A_CARD = [*LENGTHS, (799, 3), (1023, 1024), (1024, 1023), (640, 128)]
+ON_A_GPU = [*LENGTHS, (799, 3), (1023, 1024), (1024, 1023), (640, 128)]
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="too much for the interpreter")
 @pytest.mark.parametrize("head_dim", HEAD_DIMS, ids="sweep{}".format)
-def test_the_whole_sweep_on_a_card(head_dim: int) -> None:
+def test_the_whole_sweep_on_a_gpu(head_dim: int) -> None:
     """Every pair of lengths with all head counts at every head_dim; over the head_dims each length meets every mask."""
-    for at, (num_queries, num_keys) in enumerate(ON_A_CARD):
+    for at, (num_queries, num_keys) in enumerate(ON_A_GPU):
         # One dtype and mask for all head counts: most of the time is the compiler's.
         dtype, mask = (torch.float16, torch.bfloat16)[at % 2], MASKS[(at + HEAD_DIMS.index(head_dim)) % len(MASKS)]
         for heads, kv_heads in (*HEADS[:4], (32, 8)):

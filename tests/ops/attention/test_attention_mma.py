@@ -1,4 +1,4 @@
-"""attention(backend="mma") without a card: its source in NumPy against float64, and what it takes and refuses."""
+"""attention(backend="mma") without a GPU: its source in NumPy against float64, and what it takes and refuses."""
 
 from __future__ import annotations
 

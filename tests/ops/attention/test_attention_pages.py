@@ -1,4 +1,4 @@
-"""Keys in pages, and windows over packed sequences, without a card: the contract, and what the loading warp copies."""
+"""Keys in pages, and windows over packed sequences, without a GPU: the contract, and what the loading warp copies."""
 
 from __future__ import annotations
 

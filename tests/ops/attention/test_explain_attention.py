@@ -156,7 +156,7 @@ def test_the_backend_named_for_a_cpu_is_the_one_that_runs(monkeypatch, name, sha
         (("decode_attention", (2, 4, 1, 16), KV), {"k_scale": True}, InvalidArgumentError, "both or none"),
     ],
 )
-def test_what_a_call_on_a_card_refuses_is_refused(question, options, error, says):
+def test_what_a_call_on_a_gpu_refuses_is_refused(question, options, error, says):
     with pytest.raises(error, match=says):
         ops.explain(*question, device="cuda:sm_90", **options)
 
@@ -173,7 +173,7 @@ def test_what_a_call_on_a_card_refuses_is_refused(question, options, error, says
         (("attention", Q, KV), {"softcap": True}, "triton"),
     ],
 )
-def test_a_card_runs_the_backend_that_is_asked_for(question, options, backend):
+def test_a_gpu_runs_the_backend_that_is_asked_for(question, options, backend):
     answer = ops.explain(*question, device="cuda:sm_90", **options)
     assert answer.backend == backend
     if backend == "reference":
@@ -181,7 +181,7 @@ def test_a_card_runs_the_backend_that_is_asked_for(question, options, backend):
 
 
 @pytest.mark.parametrize("name", ["attention", "attention_fp8", "attention_varlen"])
-def test_a_card_before_the_first_that_attention_takes_is_refused(name):
+def test_a_gpu_before_the_first_that_attention_takes_is_refused(name):
     shapes = [(8, 4, 16), (8, 2, 16)] if name == "attention_varlen" else [Q, KV]
     with pytest.raises(UnsupportedError, match="sm_75; allowed: sm_80 and newer"):
         ops.explain(name, *shapes, device="cuda:sm_75")

@@ -1,4 +1,4 @@
-"""Kernels that come compiled are today's, Triton takes them for its own, and nothing else is taken for one of them."""
+"""Prebuilt kernels are today's, Triton takes them for its own, and nothing else is taken for one of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run(tmp_path_factory.mktemp("triton"))
 
 
-def test_what_comes_compiled_is_compiled_from_today_s_sources(found: dict[str, Any]) -> None:
+def test_prebuilt_kernels_are_compiled_from_today_s_sources(found: dict[str, Any]) -> None:
     assert found["stale"] == [], "run make kernels"
     assert found["nothing more"]
     assert found["damaged"] == []

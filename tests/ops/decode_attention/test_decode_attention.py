@@ -1,6 +1,6 @@
 """Decode attention: every cache layout, split and mask, against softmax(q k^T) v in float64.
 
-Under the interpreter on the CPU, natively on a card. Whatever must not be read holds NaN.
+Under the interpreter on the CPU, natively on a GPU. Whatever must not be read holds NaN.
 """
 
 from __future__ import annotations

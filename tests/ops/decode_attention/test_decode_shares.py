@@ -20,7 +20,7 @@ from onewave.ops.decode_attention.triton import plan
 from onewave.ops.decode_attention.triton.plan import DecodePlan, DecodeSizes, plan_decode
 from onewave.ops.kv_layout import pack_k
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter runs where there is no card")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter runs where there is no GPU")
 ROWS_OF_KEYS = 768
 
 
@@ -69,7 +69,7 @@ class Asked:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Asked]:
-    """Switch on what a card of sm_90 does: ahead keys of the next row, at_once with one instruction."""
+    """Switch on what a GPU of sm_90 does: ahead keys of the next row, at_once with one instruction."""
 
     def switch_on(ahead: int, at_once: int) -> Asked:
         record, kernel = Asked(), triton_impl.split_kv_kernel

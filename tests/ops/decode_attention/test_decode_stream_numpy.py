@@ -1,6 +1,6 @@
-"""Hopper's decode kernel, its own source executed in NumPy with the very arguments that a card would get.
+"""Hopper's decode kernel, its own source executed in NumPy with the very arguments that a GPU would get.
 
-What a card adds is checked there (tests/gpu/ops/test_decode_stream_gpu.py). Whatever must not be read holds NaN.
+What a GPU adds is checked there (tests/gpu/ops/test_decode_stream_gpu.py). Whatever must not be read holds NaN.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ NO_OPTIONS: dict[str, Any] = dict.fromkeys(
 ) | {"interleaved": False, "half_away": False, "max_bound": 127.0, "min_bound": -127.0}
 
 
-class Card:
+class Gpu:
     """Runs the kernel in NumPy: copies its tensors in, and those that it may write out again.
 
     lengths_before, finished_before: what stands there until the launch before has been waited for. nearer: pieces of
-    the caches that were brought into the second-level cache, (k or v, offset in bytes, bytes). boxes: how many TMA
+    the caches that were brought into L2, (k or v, offset in bytes, bytes). boxes: how many TMA
     brought.
     """
 
@@ -70,11 +70,11 @@ class Card:
             self.grids.append(grid)
             given = dict(zip(stream_impl.stream_kernel.arg_names, positional, strict=False)) | named
             memory, copies = Memory(1 << 25), {}
-            card, self.boxes = self, 0
+            gpu, self.boxes = self, 0
 
             class Counted(Boxes):
                 def box(self, at: Sequence[Any]) -> np.ndarray:
-                    card.boxes += 1
+                    gpu.boxes += 1
                     return super().box(at)
 
             def place(tensor: Tensor) -> Pointer:
@@ -118,10 +118,10 @@ class Card:
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Card:
-    card = Card()
-    monkeypatch.setattr(gluon_impl, "stream_kernel", card)
-    return card
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    gpu = Gpu()
+    monkeypatch.setattr(gluon_impl, "stream_kernel", gpu)
+    return gpu
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
@@ -148,14 +148,14 @@ def check(found: tuple[Tensor, Tensor], q: Tensor, k: Tensor, v: Tensor, lengths
 
 
 @pytest.mark.parametrize("dim", [64, 128, 80])
-def test_any_lengths_give_the_reference(dim: int, card: Card) -> None:
+def test_any_lengths_give_the_reference(dim: int, gpu: Gpu) -> None:
     operands = case([1, 0, 63, 64, 65, -1, 520, 300, 129], dim=dim)
     check(attend(*operands), *operands)
-    assert card.grids[0][0] > 1
+    assert gpu.grids[0][0] > 1
 
 
 @pytest.mark.parametrize("length", [0, 1, 64, 513])
-def test_one_row(length: int, card: Card) -> None:
+def test_one_row(length: int, gpu: Gpu) -> None:
     operands = case([length])
     check(attend(*operands), *operands)
 
@@ -170,7 +170,7 @@ def test_one_row(length: int, card: Card) -> None:
     ],
     ids=lambda given: next(iter(given)),
 )
-def test_masks_and_splits(options: dict[str, Any], card: Card) -> None:
+def test_masks_and_splits(options: dict[str, Any], gpu: Gpu) -> None:
     operands = case([300, 5, 520], queries=2)
     check(attend(*operands, **options), *operands, **options)
 
@@ -185,7 +185,7 @@ class Portable:
         return lambda **given: self.launches.append(given)
 
 
-def test_scales_of_a_16_bit_cache_go_to_the_kernel_that_has_them(card: Card) -> None:
+def test_scales_of_a_16_bit_cache_go_to_the_kernel_that_has_them(gpu: Gpu) -> None:
     operands, scales = case([300, 5, 520]), {"k_scale": torch.tensor([0.5, 2.0]), "v_scale": torch.tensor([3.0, 0.25])}
     with pytest.raises(UnsupportedError, match="scales of keys and values"):
         attend(*operands, **scales)
@@ -195,10 +195,10 @@ def test_scales_of_a_16_bit_cache_go_to_the_kernel_that_has_them(card: Card) -> 
         attend(*operands, **scales, backend="auto")
         attend(*operands, backend="auto")
     assert [given["k_scale_ptr"] is scales["k_scale"] for given in portable.launches] == [True]
-    assert len(card.grids) == 1
+    assert len(gpu.grids) == 1
 
 
-def test_a_triton_that_cannot_compile_it_has_the_portable_kernel(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_triton_that_cannot_compile_it_has_the_portable_kernel(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: str) -> Any:
         raise ImportError("no module named gluon")
 
@@ -213,10 +213,10 @@ def test_a_triton_that_cannot_compile_it_has_the_portable_kernel(card: Card, mon
         attend(*case([3]))
 
 
-def brought(card: Card, dim: int) -> set[tuple[str, int, int, int, int]]:
+def brought(gpu: Gpu, dim: int) -> set[tuple[str, int, int, int, int]]:
     """What was brought nearer of caches of `case`, values with heads last: (k or v, row, head, key, first column)."""
     found = set[tuple[str, int, int, int, int]]()
-    for name, offset, size in card.nearer:
+    for name, offset, size in gpu.nearer:
         assert size == 128
         shape = (5, 2, 520, dim) if name == "k" else (5, 520, 2, dim)
         row, second, third, column = (int(at) for at in np.unravel_index(offset // 2, shape))
@@ -225,86 +225,86 @@ def brought(card: Card, dim: int) -> set[tuple[str, int, int, int, int]]:
 
 
 @pytest.mark.parametrize(("dim", "window"), [(128, None), (128, 70), (80, None), (64, 300)])
-def test_first_tiles_are_brought_nearer_before_the_wait(dim: int, window: int | None, card: Card) -> None:
+def test_first_tiles_are_brought_nearer_before_the_wait(dim: int, window: int | None, gpu: Gpu) -> None:
     lengths, tile = [300, 1, 129, 0, 520], 128 if dim == 64 else 64
     q, k, v, seq_lens = case(lengths, dim=dim)
     v = v.transpose(1, 2).contiguous().transpose(1, 2)
     right = attend(q, k, v, seq_lens, window=window)
     check(right, q, k, v, seq_lens, window=window)
-    found = brought(card, dim)
-    assert len(found) == len(card.nearer), "a piece was asked for twice"
+    found = brought(gpu, dim)
+    assert len(found) == len(gpu.nearer), "a piece was asked for twice"
     keys = {place[:-1] for place in found}
     assert found == {(*key, column) for key in keys for column in range(0, dim - 63, 64)}
     assert {("v", *key[1:]) for key in keys if key[0] == "k"} == {key for key in keys if key[0] == "v"}
     assert all(key < lengths[row] for _, row, _, key in keys)
     # One tile a program at most; of the first row each head's first keys that are seen.
-    assert len(keys) <= 2 * tile * card.grids[0][0] * card.grids[0][1]
+    assert len(keys) <= 2 * tile * gpu.grids[0][0] * gpu.grids[0][1]
     first = 0 if window is None else max(0, 300 - window) // tile * tile
     assert {("k", 0, head, key) for head in (0, 1) for key in range(first, min(300, first + tile))} <= keys
 
 
-def test_pages_and_narrow_heads_are_not_brought_nearer(card: Card) -> None:
+def test_pages_and_narrow_heads_are_not_brought_nearer(gpu: Gpu) -> None:
     attend(*case([300, 5], dim=48))
-    assert card.nearer == []
+    assert gpu.nearer == []
     q, k, v, lengths = case([130, 7], capacity=256)
     table = torch.arange(8, dtype=torch.int32).view(2, 4)
     paged = [cache.unflatten(2, (4, 64)).transpose(1, 2).flatten(0, 1).contiguous() for cache in (k, v)]
     attend(q, *paged, lengths, block_table=table)
-    assert card.nearer == []
+    assert gpu.nearer == []
 
 
 @pytest.mark.parametrize("before", [(0, 0, 0), (-7, 1 << 30, -(1 << 31)), (520, 519, 518), (1, 300, 64)])
-def test_what_lengths_are_before_the_wait_decides_nothing(before: tuple[int, ...], card: Card) -> None:
+def test_what_lengths_are_before_the_wait_decides_nothing(before: tuple[int, ...], gpu: Gpu) -> None:
     operands = case([300, 5, 520])
     right = attend(*operands)
-    card.lengths_before = torch.tensor(before, dtype=torch.int32)
+    gpu.lengths_before = torch.tensor(before, dtype=torch.int32)
     assert torch.equal(attend(*operands)[0], right[0])
-    asked = {np.unravel_index(offset // 2, (3, 2, 520, 64))[0::2][:2] for name, offset, _ in card.nearer if name == "k"}
+    asked = {np.unravel_index(offset // 2, (3, 2, 520, 64))[0::2][:2] for name, offset, _ in gpu.nearer if name == "k"}
     there = [min(max(0, length), 520) for length in before]
     assert {row for row, _ in asked} <= {row for row, length in enumerate(there) if length > 0}
     assert all(key < there[row] for row, key in asked)
     assert bool(asked) == any(there)
-    card.lengths_before = None
+    gpu.lengths_before = None
     alone = attend(*(part[:1] for part in operands))
-    card.lengths_before = torch.tensor(before[:1], dtype=torch.int32)
+    gpu.lengths_before = torch.tensor(before[:1], dtype=torch.int32)
     assert torch.equal(attend(*(part[:1] for part in operands))[0], alone[0])
 
 
 @pytest.mark.parametrize("dim", [64, 128])
-def test_no_tile_comes_twice_if_lengths_stay(dim: int, card: Card) -> None:
+def test_no_tile_comes_twice_if_lengths_stay(dim: int, gpu: Gpu) -> None:
     lengths, tile = [300, 5, 520], 128 if dim == 64 else 64
     attend(*case(lengths, dim=dim))
     # Of keys and of values of two heads; splits are whole tiles.
-    assert card.boxes == 2 * 2 * sum(-(-length // tile) for length in lengths)
+    assert gpu.boxes == 2 * 2 * sum(-(-length // tile) for length in lengths)
 
 
 @pytest.mark.parametrize("lengths", [(-1, -1, -1), (1, -1, -1), (0, 0, 0)])
-def test_programs_without_rows_let_what_they_guessed_come(lengths: tuple[int, ...], card: Card) -> None:
+def test_programs_without_rows_let_what_they_guessed_come(lengths: tuple[int, ...], gpu: Gpu) -> None:
     operands = case(list(lengths))
-    card.lengths_before = torch.tensor([520, 300, 200], dtype=torch.int32)
+    gpu.lengths_before = torch.tensor([520, 300, 200], dtype=torch.int32)
     check(attend(*operands), *operands)
-    assert card.boxes > 4 * sum(length > 0 for length in lengths)
+    assert gpu.boxes > 4 * sum(length > 0 for length in lengths)
 
 
 @pytest.mark.parametrize("before", [(300, 5, 520), (300, 520, 64), (300,), (64,)])
-def test_a_loader_that_comes_late_to_its_own_guess(before: tuple[int, ...], card: Card) -> None:
+def test_a_loader_that_comes_late_to_its_own_guess(before: tuple[int, ...], gpu: Gpu) -> None:
     operands = case([300, 5, 520][: len(before)])
     right = attend(*operands)
-    card.lengths_before = torch.tensor(before, dtype=torch.int32)
-    card.pause = lambda: time.sleep(0.03 if partition().startswith("load_tiles") else 0)
+    gpu.lengths_before = torch.tensor(before, dtype=torch.int32)
+    gpu.pause = lambda: time.sleep(0.03 if partition().startswith("load_tiles") else 0)
     assert torch.equal(attend(*operands)[0], right[0])
 
 
-def test_a_wrong_guess_would_show(card: Card) -> None:
+def test_a_wrong_guess_would_show(gpu: Gpu) -> None:
     operands = case([300, 5, 520], dim=128)
     right = attend(*operands)
-    card.lengths_before = torch.tensor([0, 300, 130], dtype=torch.int32)
+    gpu.lengths_before = torch.tensor([0, 300, 130], dtype=torch.int32)
     assert torch.equal(attend(*operands)[0], right[0])
-    card.planted = [Fault("settle", "if not right:", "right = True\n    if False:")]
+    gpu.planted = [Fault("settle", "if not right:", "right = True\n    if False:")]
     assert not torch.equal(attend(*operands)[0], right[0])
 
 
-def test_keys_before_a_window_may_hold_anything(card: Card) -> None:
+def test_keys_before_a_window_may_hold_anything(gpu: Gpu) -> None:
     q, k, v, lengths = case([300, 5, 520], queries=2)
     right = attend(q, k, v, lengths, window=70)
     for row, length in enumerate(lengths.tolist()):
@@ -313,7 +313,7 @@ def test_keys_before_a_window_may_hold_anything(card: Card) -> None:
 
 
 @pytest.mark.parametrize("size", [16, 64, 130, 260])
-def test_pages_bring_the_same_bits(size: int, card: Card) -> None:
+def test_pages_bring_the_same_bits(size: int, gpu: Gpu) -> None:
     """130 and 260: one block a row, and pages that no tile divides are refused elsewhere."""
     lengths = [1, 17, 130, 128, 0, 64]
     q, k, v, seq_lens = case(lengths, capacity=-(-130 // size) * size)
@@ -332,7 +332,7 @@ def test_pages_bring_the_same_bits(size: int, card: Card) -> None:
     check(found, q, k, v, seq_lens)
 
 
-def test_a_rows_bits_do_not_depend_on_its_batch(card: Card) -> None:
+def test_a_rows_bits_do_not_depend_on_its_batch(gpu: Gpu) -> None:
     q, k, v, lengths = case([300, 5, 64, 520, 0, 130], dim=128)
     out, lse = attend(q, k, v, lengths)
     for row in range(len(lengths)):
@@ -356,14 +356,14 @@ def test_a_rows_bits_do_not_depend_on_its_batch(card: Card) -> None:
     ],
     ids=["plain", "interleaved", "rotary", "partial rotary", "rotary of 12", "bias, finished", "mask", "int8"],
 )
-def test_masked_multihead_attention_appends_and_attends(extras: dict[str, Any], card: Card) -> None:
+def test_masked_multihead_attention_appends_and_attends(extras: dict[str, Any], gpu: Gpu) -> None:
     options = NO_OPTIONS | extras
     _, k, v, lengths = case([300, 5, 0, 519, -1, 128], capacity=521)
     qkv = randn(6, 8, 64, seed=4)
     caches = [(k.clone(), v.clone()) for _ in range(2)]
     dtype = torch.int8 if options["out_scale"] else torch.float16
     outs = [torch.full((6, 4, 64), 7, dtype=dtype) for _ in range(2)]
-    card.lengths_before = torch.tensor([0, 521, 1 << 30, -5, 300, 64], dtype=torch.int32)
+    gpu.lengths_before = torch.tensor([0, 521, 1 << 30, -5, 300, 64], dtype=torch.int32)
     attend_masked(outs[0], qkv, *caches[0], lengths, device=H200, backend="gluon", **options)
     masked_in_torch(outs[1], qkv, *caches[1], lengths, **options)
     if dtype is torch.int8:
@@ -376,7 +376,7 @@ def test_masked_multihead_attention_appends_and_attends(extras: dict[str, Any], 
 
 @pytest.mark.parametrize("before", [300, 299, 0, -1, 520])
 @pytest.mark.parametrize("page", [None, 16, 192, 576])
-def test_an_only_rows_length_of_before_the_wait_decides_nothing(before: int, page: int | None, card: Card) -> None:
+def test_an_only_rows_length_of_before_the_wait_decides_nothing(before: int, page: int | None, gpu: Gpu) -> None:
     """Its share is worked out from that, and again if the length has changed."""
     q, k, v, lengths = case([300], dim=128, capacity=576)
     options: dict[str, Any] = {}
@@ -385,7 +385,7 @@ def test_an_only_rows_length_of_before_the_wait_decides_nothing(before: int, pag
         options["block_table"] = torch.arange(576 // page, dtype=torch.int32)[None]
     right = attend(q, k, v, lengths, **options)
     check(right, q, k, v, lengths, **options)
-    card.lengths_before = torch.tensor([before], dtype=torch.int32)
+    gpu.lengths_before = torch.tensor([before], dtype=torch.int32)
     assert torch.equal(attend(q, k, v, lengths, **options)[0], right[0])
 
 
@@ -402,14 +402,14 @@ def masked(length: int, **given: Any) -> None:
 
 @pytest.mark.parametrize("length", [300, 0, -1])
 @pytest.mark.parametrize("before", [300, 299, 0, -1, 575])
-def test_nor_with_masked_attention(length: int, before: int, card: Card) -> None:
-    card.lengths_before = torch.tensor([before], dtype=torch.int32)
+def test_nor_with_masked_attention(length: int, before: int, gpu: Gpu) -> None:
+    gpu.lengths_before = torch.tensor([before], dtype=torch.int32)
     masked(length)
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_nor_does_whether_a_row_was_finished_before_the_wait(finished: bool, card: Card) -> None:
-    card.finished_before = torch.tensor([not finished])
+def test_nor_does_whether_a_row_was_finished_before_the_wait(finished: bool, gpu: Gpu) -> None:
+    gpu.finished_before = torch.tensor([not finished])
     masked(300, finished=torch.tensor([finished]))
 
 
@@ -423,43 +423,43 @@ IN_ORDER = Fault(
 
 
 @pytest.mark.parametrize("splits", [2, 7, 8, 9, 16, 17])
-def test_a_row_of_any_number_of_splits_is_merged(splits: int, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_of_any_number_of_splits_is_merged(splits: int, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight at a time, and whatever lies behind the last one does not count."""
     monkeypatch.setattr(triton_impl, "scratch", lambda device, floats: torch.full((floats,), float("nan")))
     operands = case([splits * 64 - 3], heads=16, dim=128, capacity=17 * 64)
     found = attend(*operands, split_size=64)
     check(found, *operands)
-    card.planted = [IN_ORDER]
+    gpu.planted = [IN_ORDER]
     for one, other in zip(attend(*operands, split_size=64), found, strict=True):
         assert torch.equal(one, other)
-    card.planted = [Fault("folded", "gl.where(ahead < left, outputs[ahead], 0.0)", "outputs[ahead]")]
+    gpu.planted = [Fault("folded", "gl.where(ahead < left, outputs[ahead], 0.0)", "outputs[ahead]")]
     assert bool(attend(*operands, split_size=64)[0].isfinite().all()) == (splits % 8 == 0)
 
 
 @pytest.mark.parametrize(("length", "window", "queries"), [(104, 40, 2), (65, 1, 2), (200, 70, 4), (576, 63, 3)])
-def test_of_a_rows_splits_all_but_the_last_may_be_empty(length: int, window: int, queries: int, card: Card) -> None:
+def test_of_a_rows_splits_all_but_the_last_may_be_empty(length: int, window: int, queries: int, gpu: Gpu) -> None:
     """One query of several sees keys that another does not."""
     operands = case([length], dim=128, queries=queries, capacity=576)
     found = attend(*operands, window=window)
     check(found, *operands, window=window)
-    card.planted = [IN_ORDER]
+    gpu.planted = [IN_ORDER]
     for one, other in zip(attend(*operands, window=window), found, strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("hidden", [64, 130, 270, 299, 300, 301])
-def test_a_mask_may_hide_any_number_of_first_keys(hidden: int, card: Card) -> None:
+def test_a_mask_may_hide_any_number_of_first_keys(hidden: int, gpu: Gpu) -> None:
     src_mask = torch.randn(1, 4, 1, 576, generator=torch.Generator().manual_seed(9))
     src_mask[..., :hidden] = float("-inf")
     masked(300, src_mask=src_mask)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_delays_anywhere_change_nothing(seed: int, card: Card) -> None:
+def test_delays_anywhere_change_nothing(seed: int, gpu: Gpu) -> None:
     operands = case([300, 5, 520, 64])
     right = attend(*operands)
     draw = random.Random(seed)
-    card.pause = lambda: time.sleep(draw.choice((0, 0, 0.001)))
+    gpu.pause = lambda: time.sleep(draw.choice((0, 0, 0.001)))
     assert torch.equal(attend(*operands)[0], right[0])
 
 
@@ -482,7 +482,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_planted_faults_are_found(name: str, card: Card) -> None:
-    card.planted, complaint = FAULTS[name]
+def test_planted_faults_are_found(name: str, gpu: Gpu) -> None:
+    gpu.planted, complaint = FAULTS[name]
     with pytest.raises(Race, match=complaint):
         attend(*case([520] * 12))

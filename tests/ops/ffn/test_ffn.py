@@ -1,4 +1,4 @@
-"""The feed-forward block: planned, proved, packed and emulated without a card; refusals; registration."""
+"""The feed-forward block: planned, proved, packed and emulated without a GPU; refusals; registration."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def test_a_packed_block_takes_rows_that_begin_anywhere_and_no_others() -> None:
         assert packed(right).shape == (4, 128)
 
 
-def test_packing_needs_a_card_that_runs_the_wave() -> None:
+def test_packing_needs_a_gpu_that_runs_the_wave() -> None:
     with pytest.raises(UnsupportedError, match="compute capability"):
         pack_ffn(torch.zeros(64, 64), torch.zeros(64, 64))
 
@@ -345,7 +345,7 @@ def test_explain_shows_the_plan_for_many_rows_and_what_was_measured(monkeypatch:
     with pytest.raises(UnsupportedError, match=r"GPU of compute capability 9.0"):
         explain("ffn", *shapes, device="cuda:sm_80", backend="chain")
     times = (2000.0, 1950.0, 2100.0, 1900.0, None)
-    block = measured.Block(4096, 14336, 4096, True, "bfloat16", "a card")
+    block = measured.Block(4096, 14336, 4096, True, "bfloat16", "a GPU")
     known = measured.Measured(block, 4096, *times, "ledger/x.jsonl:1-4")
     monkeypatch.setattr(measured, "MEASURED", (known,))
     fused = explain("ffn", *shapes, device="cuda:sm_90", gated=True)

@@ -1,4 +1,4 @@
-"""How the kernel for many rows is launched: in NumPy, with the very arguments that the card would get."""
+"""How the kernel for many rows is launched: in NumPy, with the very arguments that the GPU would get."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TILE = ChainTile(1, 128, 3, 1)
 
 
 class Device:
-    """A card in NumPy: every launch copies its tensors in, runs, and copies them out again."""
+    """A GPU in NumPy: every launch copies its tensors in, runs, and copies them out again."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int = 4):
         self.launches: list[tuple[str, int, dict[str, Any]]] = []

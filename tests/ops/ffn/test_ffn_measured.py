@@ -64,7 +64,7 @@ def test_one_launch_is_taken_exactly_where_it_was_ahead_of_every_arrangement_of_
         assert times[row.best] == fused
 
 
-BLOCK = Block(128, 192, 128, False, "bfloat16", "card")
+BLOCK = Block(128, 192, 128, False, "bfloat16", "GPU")
 
 
 def line(
@@ -115,7 +115,7 @@ def test_between_measured_rows_only_what_both_sides_agree_on_is_known(best: Any)
     "change",
     [{"hidden": 192}, {"intermediate": 256}, {"out": 192}, {"gated": True}, {"dtype": "float16"}, {"gpu": "another"}],
 )
-def test_another_block_dtype_or_card_is_not_known(best: Any, change: dict[str, Any]) -> None:
+def test_another_block_dtype_or_gpu_is_not_known(best: Any, change: dict[str, Any]) -> None:
     assert best(1) == "wave"
     assert best(1, **change) == "torch"
 
@@ -133,15 +133,15 @@ def test_explain_prints_the_table_with_its_lines_and_losses() -> None:
     assert "bench ops ffn --shape ROWS,2048,8192,gated" in str(other)
 
 
-class Card:
-    """A card that is not there, on which a table's sizes were measured; notes what would have been launched."""
+class Gpu:
+    """A GPU that is not there, on which a table's sizes were measured; notes what would have been launched."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rows: tuple[Measured, ...] = TABLE):
         self.ran: list[str] = []
         self.capturing, self.free = False, 1 << 30
         choose._chosen.cache_clear()
         monkeypatch.setattr(table, "MEASURED", rows)
-        monkeypatch.setattr(choice, "device_of", lambda device: Device((9, 0), 4, "card"))
+        monkeypatch.setattr(choice, "device_of", lambda device: Device((9, 0), 4, "GPU"))
         monkeypatch.setattr(wave_impl, "co_resident", lambda device: 4)
         monkeypatch.setattr(wave_impl, "_kept", OrderedDict())
         monkeypatch.setattr(wave_impl, "PackedFFN", self.pack)
@@ -177,8 +177,8 @@ class Card:
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Any:
-    yield Card(monkeypatch)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    yield Gpu(monkeypatch)
     choose._chosen.cache_clear()
 
 
@@ -191,21 +191,21 @@ def rows(count: int) -> Tensor:
     return torch.ones(count, 128, dtype=torch.bfloat16)
 
 
-def test_auto_runs_what_was_fastest_and_products_elsewhere(card: Card) -> None:
+def test_auto_runs_what_was_fastest_and_products_elsewhere(gpu: Gpu) -> None:
     up, down = block()
     taken = []
     for count in (1, 9, 64, 256, 300, 512, 600):
         ffn(rows(count), up, down)
-        taken.append(card.took())
+        taken.append(gpu.took())
     assert taken == ["pack wave", "torch", "torch", "chain", "torch", "streams", "torch"]
     ffn(rows(1), up, down)
-    assert card.took() == "wave"
+    assert gpu.took() == "wave"
     ffn(rows(1).half(), up.half(), down.half())
-    assert card.took() == "torch"
+    assert gpu.took() == "torch"
     assert ffn(rows(0), up, down).shape == (0, 128)
 
 
-def test_auto_keeps_no_order_from_being_asked_for_and_takes_products_where_its_choice_has_none(card: Card) -> None:
+def test_auto_keeps_no_order_from_being_asked_for_and_takes_products_where_its_choice_has_none(gpu: Gpu) -> None:
     up, down = block()
     for count, change, expected in (
         (256, {"order": "skewed:2"}, "chain"),
@@ -218,14 +218,14 @@ def test_auto_keeps_no_order_from_being_asked_for_and_takes_products_where_its_c
         (1, {"order": "half_row", "backend": "wave"}, "pack wave"),
     ):
         found = ffn(rows(count), up, down, **change)
-        assert card.took() == expected
+        assert gpu.took() == expected
         if expected == "torch":
             assert torch.equal(found, in_torch(rows(count), up, down, None, "silu"))
 
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_auto_and_explain_take_products_for_rows_that_an_order_has_no_plan_for(
-    card: Card, gated: bool, monkeypatch: pytest.MonkeyPatch
+    gpu: Gpu, gated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "MEASURED", MEASURED)
     monkeypatch.setattr(choice, "device_of", lambda device: Device((9, 0), 132, "NVIDIA H200"))
@@ -243,64 +243,64 @@ def test_auto_and_explain_take_products_for_rows_that_an_order_has_no_plan_for(
         explain("ffn", *shapes, device="cuda:sm_90", order="sm_local", gated=gated, backend="wave")
 
 
-def test_the_same_memory_in_another_dtype_is_packed_again(card: Card) -> None:
+def test_the_same_memory_in_another_dtype_is_packed_again(gpu: Gpu) -> None:
     up, down = block()
     ffn(rows(1), up, down, backend="wave")
     ffn(rows(1).half(), up.view(torch.float16), down.view(torch.float16), backend="wave")
-    assert card.took() == "pack wave pack wave"
+    assert gpu.took() == "pack wave pack wave"
 
 
-def test_a_model_of_many_blocks_is_not_packed_again_at_every_step(card: Card) -> None:
+def test_a_model_of_many_blocks_is_not_packed_again_at_every_step(gpu: Gpu) -> None:
     blocks = [block(seed) for seed in range(7)]
-    first, second = ([[ffn(rows(1), *each), card.took()][1] for each in blocks] for _ in range(2))
+    first, second = ([[ffn(rows(1), *each), gpu.took()][1] for each in blocks] for _ in range(2))
     assert first == ["pack wave"] * 6 + ["torch"]
     assert second == ["wave"] * 6 + ["torch"]
     # A block that is gone makes room for another.
     del blocks[0]
     ffn(rows(1), *blocks[-1])
-    assert card.took() == "wait pack wave"  # for launches on other streams that may still read the copy that goes
+    assert gpu.took() == "wait pack wave"  # for launches on other streams that may still read the copy that goes
 
 
-def test_there_is_room_for_all_numbers_of_rows_that_auto_takes_the_wave_for(card: Card) -> None:
+def test_there_is_room_for_all_numbers_of_rows_that_auto_takes_the_wave_for(gpu: Gpu) -> None:
     sizes = sorted({1 << (row.rows - 1).bit_length() for row in MEASURED if row.best == "wave"})
     up, down = block()
     for count in sizes:
         ffn(rows(count), up, down, backend="wave")
-    card.took()
+    gpu.took()
     for count in sizes:
         ffn(rows(count), up, down, backend="wave")
-        assert card.took() == "wave", count
+        assert gpu.took() == "wave", count
 
 
-def test_auto_notices_weights_that_were_written_to(card: Card) -> None:
+def test_auto_notices_weights_that_were_written_to(gpu: Gpu) -> None:
     up, down = block()
     ffn(rows(1), up, down)
-    assert card.took() == "pack wave"
+    assert gpu.took() == "pack wave"
     up.mul_(2)
     ffn(rows(1), up, down)
-    assert card.took() == "wait pack wave"
+    assert gpu.took() == "wait pack wave"
     with torch.inference_mode():
         hidden_writes = [each.clone() for each in block()]
         ffn(rows(1), *hidden_writes)
-    assert card.took() == "torch"
+    assert gpu.took() == "torch"
 
 
-def test_auto_packs_neither_into_the_last_memory_nor_into_a_recording(card: Card) -> None:
+def test_auto_packs_neither_into_the_last_memory_nor_into_a_recording(gpu: Gpu) -> None:
     up, down = block()
-    card.free = 2 * (up.nbytes + down.nbytes) - 1
+    gpu.free = 2 * (up.nbytes + down.nbytes) - 1
     ffn(rows(1), up, down)
-    assert card.took() == "torch"
-    card.free += 1
-    card.capturing = True
+    assert gpu.took() == "torch"
+    gpu.free += 1
+    gpu.capturing = True
     for count in (1, 256):
         ffn(rows(count), up, down)
-        assert card.took() == "torch"
-    card.capturing = False
+        assert gpu.took() == "torch"
+    gpu.capturing = False
     ffn(rows(1), up, down)
-    assert card.took() == "pack wave"
-    card.capturing = True
+    assert gpu.took() == "pack wave"
+    gpu.capturing = True
     ffn(rows(1), up, down)
-    assert card.took() == "wave"
+    assert gpu.took() == "wave"
 
 
 def test_the_docs_tables_are_the_tables_rows() -> None:

@@ -187,15 +187,15 @@ def test_bad_input_says_what_is_allowed(changes, error, words):
         masked_multihead_attention(**(arguments | changes))
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="about a card")
-def test_float32_on_a_card_is_refused():
+@pytest.mark.skipif(DEVICE == "cpu", reason="about a GPU")
+def test_float32_on_a_gpu_is_refused():
     case = Case([1], dtype=torch.float32)
     with pytest.raises(UnsupportedError, match=r"cache dtype: torch\.float32 on cuda"):
         case.run("kernel")
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="about a machine without a card")
-def test_the_kernel_without_a_card_is_refused():
+@pytest.mark.skipif(DEVICE == "cuda", reason="about a machine without a GPU")
+def test_the_kernel_without_a_gpu_is_refused():
     case = Case([1])
     with pytest.raises(UnsupportedError, match=r"backend=triton\): cpu; allowed: cuda"):
         masked_multihead_attention(case.qkv, case.k, case.v, case.seq_lens, backend="triton")

@@ -174,7 +174,7 @@ def test_a_row_without_a_finite_best_logit_gives_a_token_and_disturbs_no_other(w
             logits[1, slice(None) if everywhere else slice(3, 4)] = worst
             ordered = parameters([row] * 3).ordered
             found = [sample(logits, uniform, parameters([row] * 3))]
-            if ordered is not None:  # as on a card
+            if ordered is not None:  # as on a GPU
                 found.append(op._draw_sorted(logits / row[0], uniform, ordered))
             for tokens in found:
                 first, some, last = tokens.tolist()

@@ -22,7 +22,7 @@ SIMULATED = simulate(
 
 
 def measured(**changes):
-    """What a card might hand over: two workers, three tasks, in cycles."""
+    """What a GPU might hand over: two workers, three tasks, in cycles."""
     tasks = {
         "task": [0, 1, 2],
         "worker": [0, 1, 0],

@@ -201,7 +201,7 @@ def test_one_listed_weight_is_as_good_as_any_in_each_half_of_a_tile(monkeypatch:
     assert set(lists[:, 1:][used] >> 12 & 3) == {0, 1, 2, 3}
 
 
-def test_neither_the_number_of_workers_nor_company_changes_a_bit() -> None:
+def test_neither_workers_nor_batch_mates_change_a_bit() -> None:
     model = model_of(LONG)
     plant_listed(model)
     contexts, tokens = [40, 3, 299, 16], [5, 6, 7, 8]

@@ -118,7 +118,7 @@ def test_long_contexts_of_other_families(family: str, monkeypatch: pytest.Monkey
     agree_at(random_model(replace(config, num_layers=1, layer_windows=config.layer_windows[:1])), [270], 3)
 
 
-def test_a_hidden_row_too_long_for_one_multiprocessor_may_be_cut_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hidden_row_too_long_for_one_sm_may_be_cut_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     for cost in ("_TILES_OF_A_SUM", "_TILES_OF_A_SLICE"):
         monkeypatch.setattr(f"onewave.wave.plan.slices.{cost}", 0)
     model = random_model(replace(LONG, intermediate_size=4672))
@@ -134,7 +134,7 @@ def test_one_layer_of_llamas_real_shape() -> None:
     agree_at(random_model(config), [299], 8)
 
 
-def test_neither_the_number_of_workers_nor_company_changes_a_bit() -> None:
+def test_neither_workers_nor_batch_mates_change_a_bit() -> None:
     model = random_model(LONG)
     contexts, tokens = [40, 3, 299, 16], [5, 6, 7, 8]
     caches = [randn(1, 4, 2, CAPACITY, 32, seed=seed).half().numpy().view(np.int32) for seed in (1, 2)]

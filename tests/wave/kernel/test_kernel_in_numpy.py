@@ -58,7 +58,7 @@ def test_the_block_on_compact_weights_is_the_block(
     batch: int, hidden: int, inner: int, splits: tuple[int, int], tile: tuple[int, int], places: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    # A card of four multiprocessors has as many row blocks of the second product as one of 128 has of a large one.
+    # A GPU of four SMs has as many row blocks of the second product as one of 128 has of a large one.
     monkeypatch.setattr("onewave.wave.plan.slices.NUM_SMS", 4)
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 0)
     sizes = FFNSizes(batch, hidden, inner, 128, True)

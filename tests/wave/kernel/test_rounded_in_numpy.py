@@ -134,7 +134,7 @@ def test_slices_of_a_long_row_carry_their_rows_scales(monkeypatch: pytest.Monkey
     agree(model, "int8", batch=5, workers=3, steps=2)
 
 
-def test_neither_the_number_of_workers_nor_company_changes_a_bit() -> None:
+def test_neither_workers_nor_batch_mates_change_a_bit() -> None:
     model = random_model(LONG)
     contexts, tokens = [40, 3, 299, 16], [5, 6, 7, 8]
     caches = [randn(1, 4, 2, CAPACITY, 32, seed=seed).half().numpy().view("int32") for seed in (1, 2)]

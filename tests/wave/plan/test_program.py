@@ -1,4 +1,4 @@
-"""Programs, packing, refusals and the reports of stalled launches, without a card."""
+"""Programs, packing, refusals and the reports of stalled launches, without a GPU."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_groups_of_heads_cover_every_head_once(heads: int, kv_heads: int) -> Non
     assert all(1 <= groups.heads_of(group) <= groups.size for group in range(groups.count))
 
 
-def test_a_launch_needs_a_card_of_the_right_kind() -> None:
+def test_a_launch_needs_a_gpu_of_the_right_kind() -> None:
     program = plan_ffn(FFNSizes(1, 64, 128, 64, False), workers=2).programs[0]
     with pytest.raises(UnsupportedError, match="compute capability"):
         Wave(WeightStream(program, torch.float16, CPU))
@@ -213,17 +213,17 @@ def test_keys_come_behind_the_products_that_an_attention_task_waits_for(workers:
     """Of each lane's attention tasks, in turn: before which of its tiles, and whose keys; once for each task."""
     program = plan_decode(BASE, batch=batch, workers=workers).program
     for worker, row in enumerate(program.key_tasks.tolist()):
-        visits = [(stop, task) for stop, task in zip(row[0::2], row[1::2], strict=True) if stop != 2**31 - 1]
-        assert row[2 * len(visits) :] == [2**31 - 1] * (len(row) - 2 * len(visits))
-        assert len(row) - 2 * len(visits) >= 4, "the loader reads two visits ahead"
+        pairs = [(stop, task) for stop, task in zip(row[0::2], row[1::2], strict=True) if stop != 2**31 - 1]
+        assert row[2 * len(pairs) :] == [2**31 - 1] * (len(row) - 2 * len(pairs))
+        assert len(row) - 2 * len(pairs) >= 4, "the loader reads two pairs ahead"
         first_step, count = program.lanes[worker, 2:].tolist()
         steps = program.steps[first_step : first_step + count]
         products = steps[:, Word.KIND] < Kind.REDUCE_HIDDEN
         ends = np.cumsum(np.where(products, steps[:, Word.TILES] * steps[:, Word.BLOCKS], 0))
         attends = np.flatnonzero(steps[:, Word.KIND] == Kind.ATTEND).tolist()
-        assert len(visits) == len(attends)
+        assert len(pairs) == len(attends)
         before: np.ndarray | None = None
-        for at, (stop, task) in zip(attends, visits, strict=True):
+        for at, (stop, task) in zip(attends, pairs, strict=True):
             step = steps[at]
             assert stop == step[Word.COMES]
             assert ends[at] <= stop <= ends[at] + program.shape.held, "behind what was made before, and what is held"
@@ -235,7 +235,7 @@ def test_keys_come_behind_the_products_that_an_attention_task_waits_for(workers:
                 same = [Word.SEQUENCE, Word.SLICE, Word.WINDOW, Word.SPLITS, Word.KV_HEAD]
                 assert (step[same] == before[same]).all()
             before = step
-        assert [stop for stop, _ in visits] == sorted(stop for stop, _ in visits)
+        assert [stop for stop, _ in pairs] == sorted(stop for stop, _ in pairs)
 
 
 @pytest.mark.parametrize("workers", [1, 3, 7])

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from kit.numpy_gpu.numpy_memory import compact_numbers, listed_numbers, wrapped
-from kit.operands.compact import bits_of, randn, shape_of
+from kit.operands.compact import bits_of, shape_of
+from kit.operands.random import randn
 from kit.ptx.ptx_text import executed
 from onewave.base.weight_formats import COMPACT
 from onewave.ops.ffn.sizes import FFNSizes

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kit.lanes import slow
-from kit.operands.compact import bits_of, randn, shape_of
+from kit.operands.compact import bits_of, shape_of
+from kit.operands.random import randn
 from onewave.base.weight_formats import COMPACT
 from onewave.engine.load.compile_wave import compile_packing
 from onewave.ops.ffn.sizes import FFNSizes

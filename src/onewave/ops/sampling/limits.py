@@ -22,5 +22,5 @@ class RowLimits(NamedTuple):
 
     @property
     def ordered(self) -> bool:
-        """Whether its tokens are drawn in the order of their probabilities, not of their ids."""
+        """Whether its tokens are sampled in the order of their probabilities, not of their ids."""
         return self.top_k < NO_LIMIT or self.top_p < 1

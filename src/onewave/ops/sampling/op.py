@@ -5,8 +5,8 @@ sums would break that: their order, hence their rounding, changes with the shape
 probability is turned into a whole number of 2**-44ths of the row's largest one and everything that must be summed is
 summed in int64, which is exact in any order. Elementwise operations, maxima and stable sorts are the same in any batch.
 
-Tokens are drawn by inverting the cumulative sum at one uniform number a row. The other way, one Gumbel number for every
-entry of the vocabulary, hashes 10^5 numbers a row where this needs one.
+Tokens are sampled by inverting the cumulative sum at one uniform number a row. The other way, one Gumbel number for
+every entry of the vocabulary, hashes 10^5 numbers a row where this needs one.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class _Group:
 class RowParameters:
     """Sampling parameters of a batch's rows, on the device and grouped by what they need.
 
-    num_rows: rows of the logits. plain: rows drawn from the whole vocabulary (min_p needs no order). ordered: rows with
-    top_k or top_p. Rows in neither are greedy. host: the same for each row, None for a greedy one.
+    num_rows: rows of the logits. plain: rows sampled from the whole vocabulary (min_p needs no order). ordered: rows
+    with top_k or top_p. Rows in neither are greedy. host: the same for each row, None for a greedy one.
     """
 
     num_rows: int

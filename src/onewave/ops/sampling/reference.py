@@ -35,7 +35,7 @@ def penalise(
 
 
 def allowed(logits: Array, *, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[int]:
-    """Tokens that may be drawn from one row, most likely first; ties are ordered by id."""
+    """Tokens that may be sampled from one row, most likely first; ties are ordered by id."""
     logits = logits / temperature
     order = np.argsort(-logits, kind="stable")
     relative = np.exp(logits[order] - logits.max())

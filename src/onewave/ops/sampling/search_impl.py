@@ -26,7 +26,7 @@ from onewave.wave.launch.launch import POLLS
 from onewave.wave.launch.watch import watch_words
 
 MAX_ROWS = 16
-"""Rows that are drawn side by side; of more, each would have too few blocks."""
+"""Rows that are sampled side by side; of more, each would have too few blocks."""
 _WARPS = 8
 # Logits that a block looks at in one go.
 _SHARE = _WARPS * 128

@@ -1,4 +1,4 @@
-"""Operators on tensors of a card that is not the current one."""
+"""Operators on tensors of a GPU that is not the current one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onewave.ops.stream_read.op import stream_read
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards"),
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
 
@@ -70,14 +70,14 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 def test_a_call_runs_where_its_tensors_lie(name: str) -> None:
     call, tensors = CALLS[name]
     found: list[list[Tensor]] = []
-    for card in (0, 1):
-        there = [tensor.to(f"cuda:{card}") for tensor in tensors]
+    for gpu in (0, 1):
+        there = [tensor.to(f"cuda:{gpu}") for tensor in tensors]
         for _ in range(2):  # the second launch goes another way
             result = call(*there)
         results = [result] if isinstance(result, Tensor) else list(result)
-        torch.cuda.synchronize(card)
+        torch.cuda.synchronize(gpu)
         assert torch.cuda.current_device() == 0
-        assert all(each.device == torch.device("cuda", card) for each in results)
+        assert all(each.device == torch.device("cuda", gpu) for each in results)
         # With what was written to, such as a cache.
         found.append([each.cpu() for each in (*results, *there)])
     for here, elsewhere in zip(*found, strict=True):

@@ -1,4 +1,4 @@
-"""Engines on two cards of one process: each decodes where its weights lie, and with what it recorded there."""
+"""Engines on two GPUs of one process: each decodes where its weights lie, and with what it recorded there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onewave import LLM, SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards"),
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
 CONFIG = {
@@ -32,7 +32,7 @@ PROMPTS = [[1, 2, 3], [4] * 50, [5, 6], [8, 9, 10, 11]]
 
 
 @pytest.mark.parametrize("decode", ["graph", "auto"])
-def test_both_cards_give_the_same_tokens(tmp_path: Path, decode: str) -> None:
+def test_both_gpus_give_the_same_tokens(tmp_path: Path, decode: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, detokenize=False)
     # Both at once, so that the second one records while the first one's graphs are kept.
