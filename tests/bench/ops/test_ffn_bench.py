@@ -22,8 +22,9 @@ from onewave.bench.ops.ffn_counters import CountedFFN
 from onewave.cli.bench.ffn import bench_ffn, count_ffn
 from onewave.cli.bench.report import Results
 from onewave.ops.ffn.chain import launch as chain_impl
+from onewave.ops.ffn.chain.plan import plan_chain
 from onewave.ops.ffn.reference import ffn as in_torch
-from onewave.ops.ffn.sizes import FFNSizes, plan_chain
+from onewave.ops.ffn.sizes import FFNSizes
 
 CPU = torch.device("cpu")
 
