@@ -174,6 +174,14 @@ def test_errors_speak_of_options_not_of_pythons_arguments(onewave, tiny_model, a
     assert said in onewave("generate", "hello", "--model", tiny_model, *arguments).error()
 
 
+def test_a_switch_is_named_as_it_is_turned_off(onewave, monkeypatch):
+    def fail(*args: object, **options: object) -> None:
+        raise package.WeightsError("m", got="compact=True", next="Use compact=False, or keep_unpacked=True.")
+
+    monkeypatch.setattr("onewave.cli.generate.open_llm", fail)
+    assert onewave("generate", "hi").error() == "error: m: --compact. Use --no-compact, or --keep-unpacked."
+
+
 def test_what_the_user_wrote_is_not_taken_for_an_option(onewave):
     message = onewave("generate", "hello", "--model", "./max_tokens=3").error()
     assert "'./max_tokens=3'" in message

@@ -24,6 +24,7 @@ class FakeLLM:
     """
 
     max_model_len = 100
+    parts = SimpleNamespace(chat_templates={"default": "", "tool_use": ""})
 
     def __init__(self) -> None:
         self.asked: list[list[dict[str, str]]] = []
@@ -217,6 +218,10 @@ def test_a_template_and_tools_come_from_files(talk, llm, tmp_path):
     talk("one\n", "--chat-template", "tool_use")
     assert llm.layouts[0] == {"chat_template": "{{ messages[0].content }}\n", "tools": [{"type": "function"}]}
     assert llm.layouts[1] == {"chat_template": "tool_use"}
+    message = talk("one\n", "--chat-template", "tools").error()
+    assert message.endswith(
+        "'tools'; allowed: a file of Jinja, or the name of one of the model's templates (default, tool_use)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -298,6 +303,16 @@ def test_a_standard_input_that_is_closed_or_can_not_be_read_is_bad_input(onewave
     assert onewave("chat", "--message", "hello").out == "answer to hello\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Unreadable())))
     assert "standard input: can't be read (Bad file descriptor)" in onewave("chat").error()
+
+
+def test_errors_of_a_template_name_its_option(talk, tiny_model, tmp_path):
+    (tmp_path / "chat.jinja").write_text("{{ messages[0].nope.nope }}")
+    (tmp_path / "tools.json").write_text('[{"type": "function"}]')
+    done = talk("hi\n", "--model", tiny_model, "--chat-template", tmp_path / "chat.jinja")
+    assert done.err.startswith("error: --chat-template: failed ('dict object' has no attribute 'nope')")
+    done = talk("hi\n", "--model", tiny_model, "--tools", tmp_path / "tools.json")
+    assert done.err == "error: --tools: a chat template that reads none. Pass --chat-template for one that does.\n"
+    assert done.status == 2
 
 
 def test_a_real_model_answers_over_a_pipe(talk, tiny_model):

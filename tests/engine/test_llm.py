@@ -285,6 +285,7 @@ def test_chat_takes_vllms_arguments(llm: LLM) -> None:
         ({"continue_final_message": True}, "continue_final_message: True with add_generation_prompt; allowed: one of"),
         ({"tools": {"name": "f"}}, r"tools: \{'name': 'f'\}; allowed: a list of"),
         ({"tools": ["f"]}, "tools: a list with 'f'; allowed: a list of"),
+        ({"tools": [{"type": "function"}]}, "tools: a chat template that reads none. Pass chat_template="),
         ({"tools": [], "chat_template_kwargs": {"tools": []}}, "tools: given twice"),
         ({"chat_template": "tool_use"}, r"chat_template: 'tool_use'; allowed: Jinja source, .* \(default\)"),
     ],

@@ -74,6 +74,11 @@ def chat(
     if tools is not None:
         layout["tools"] = read_tools(tools)
     opened = open_llm(**asdict(loading), max_num_seqs=1, seed=params.seed or 0)
+    if chat_template is not None and layout["chat_template"] == chat_template:
+        own = opened.llm.get_tokenizer().parts.chat_templates
+        if chat_template not in own:
+            allowed = f"a file of Jinja, or the name of one of the model's templates ({', '.join(own) or 'none'})"
+            raise InvalidArgumentError("--chat-template", got=repr(chat_template), allowed=allowed)
     conversation = Conversation(
         opened, params, layout, option_names(context.command), system_prompt=system_prompt, keep=keep, show_stats=stats
     )

@@ -27,12 +27,13 @@ def error_line(error: OnewaveError, names: Mapping[str, str]) -> str:
     what = " ".join(error.what.split())
     rest = re.sub(r",? or None\b", "", str(error)[len(what) :])
     name, _, value = re.split(r"(\W|$)", what, maxsplit=1)
-    if isinstance(error, InvalidArgumentError) and name in names and ("_" in name or " " not in value):
+    named = isinstance(error, InvalidArgumentError) and ("_" in name or " " not in value)
+    if name in names and (named or name == what):
         what = names[name] + what[len(name) :]
     if not names:
         return what + rest
     parameters = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
-    values = r"""\"[^\"]*\"|'[^']*'|[\w.:-]*"""
+    values = r"""\"[^\"]*\"|'[^']*'|[\w:-]*(?:\.[\w:-]+)*"""
     return what + re.sub(
         rf"{_QUOTED}|(?<![\w-])({parameters})(?!\w)(?:=({values}))?", lambda match: _option(match, names), rest
     )
@@ -42,4 +43,6 @@ def _option(match: re.Match[str], names: Mapping[str, str]) -> str:
     name, value = match[1], match[2]
     if name is None or (value is None and "_" not in name):
         return match[0]
-    return f"{names[name]} {(value or '').strip(chr(34) + chr(39))}".rstrip()
+    if value == "False":
+        return names[name].replace("--", "--no-", 1)
+    return names[name] if value in (None, "", "True") else f"{names[name]} {value.strip(chr(34) + chr(39))}"

@@ -285,8 +285,12 @@ class LLM:
         return self._checked(prompt.text, ids, params)
 
     def _chat_job(self, conversation: Conversation, params: SamplingParams, layout: ChatLayout) -> _Job:
-        text, ids = self.tokenizer.lay_out_chat(
-            conversation, layout.add_generation_prompt, layout.continue_final_message, **layout.variables()
+        tokenizer, variables = self.tokenizer, layout.variables()
+        if layout.tools and not tokenizer.reads_tools(**variables):
+            got, next = "a chat template that reads none", "Pass chat_template= for one that does."
+            raise InvalidArgumentError("tools", got=got, next=next)
+        text, ids = tokenizer.lay_out_chat(
+            conversation, layout.add_generation_prompt, layout.continue_final_message, **variables
         )
         return self._checked(text, ids, params)
 

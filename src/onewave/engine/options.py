@@ -103,11 +103,12 @@ def check_compact(compact: bool | None, quantization: str | None, *, decode: str
     where only the model can tell."""
     if compact and (quantization is not None or decode not in _WAVE_PATHS or dtype not in (None, torch.bfloat16)):
         weights = "" if dtype is None else f"{str(dtype).removeprefix('torch.')} weights, "
+        rounded = "" if quantization is None else f", quantization={quantization!r}"
         raise UnsupportedError(
             "compact",
-            got=f"{weights}decode={decode!r}, quantization={quantization!r}",
+            got=f"{weights}decode={decode!r}{rounded}",
             allowed="bfloat16 ones that the wave decodes with, not quantized",
-            next="Leave compact out.",
+            next="Leave it out.",
         )
 
 

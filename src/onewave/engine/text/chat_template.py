@@ -106,17 +106,19 @@ class ChatTemplate:
     Jinja's sandbox keeps it from Python's internals and limits `range` to 100,000 numbers. MAX_CHARACTERS limits its
     output. Nothing ends a template that computes for long without writing.
 
-    source: Jinja. origin: the model's file, for messages. special_tokens: name -> text, visible to the template.
-    added: the tokenizer's added tokens. Raises TokenizerError when the source is not a template.
+    source: Jinja. what: its name, for errors. special_tokens: name -> text, visible to the template. added: the
+    tokenizer's added tokens. reads_tools: whether a variable of that name stands in it. Raises TokenizerError when the
+    source is not a template.
     """
 
-    def __init__(self, source: str, *, origin: str, special_tokens: Mapping[str, str], added: Iterable[AddedPiece]):
-        self._what = f"{origin}: chat template"
+    def __init__(self, source: str, *, what: str, special_tokens: Mapping[str, str], added: Iterable[AddedPiece]):
+        self._what = what
         self._special_tokens = {name: written_by(TEMPLATE, text) for name, text in special_tokens.items()}
         environment = _environment()
         try:
             tree = environment.parse(source)
             literals = _literals(tree)
+            self.reads_tools = any(name.name == "tools" for name in tree.find_all(nodes.Name))
             is_content = _content_in(tree)
             self._reads_parts = _reads_content_parts(tree, is_content)
             self._asks_for_none = any(t.name == "none" and is_content(t.node) for t in tree.find_all(nodes.Test))

@@ -225,6 +225,10 @@ class Tokenizer:
         text, ids = self.lay_out_chat(conversation, add_generation_prompt, continue_final_message, **layout.variables())
         return ids if tokenize else text
 
+    def reads_tools(self, **template_kwargs: Any) -> bool:
+        """Whether the template that lay_out_chat would take asks for tools. Raises as there."""
+        return self._template(template_kwargs).reads_tools
+
     def _template(self, template_kwargs: dict[str, Any]) -> ChatTemplate:
         """The template to use; takes chat_template out of template_kwargs."""
         named = self._parts.chat_templates
@@ -248,20 +252,20 @@ class Tokenizer:
         if wanted not in named:
             return self._callers_templates(wanted)
         if wanted not in self._templates:
-            self._templates[wanted] = self._compile_template(named[wanted])
+            what = f"{self._parts.origin}: chat template"
+            self._templates[wanted] = self._compile_template(named[wanted], what=what)
         return self._templates[wanted]
 
-    @cached_property
-    def _compile_template(self) -> Callable[[str], ChatTemplate]:
+    def _compile_template(self, source: str, *, what: str) -> ChatTemplate:
         from onewave.engine.text.chat_template import ChatTemplate
 
         parts = self._parts
-        return partial(ChatTemplate, origin=parts.origin, special_tokens=parts.special_tokens, added=parts.added)
+        return ChatTemplate(source, what=what, special_tokens=parts.special_tokens, added=parts.added)
 
     @cached_property
     def _callers_templates(self) -> Callable[[str], ChatTemplate]:
         """Compiled templates that the model does not have, for as long as they are among the last ones used."""
-        return lru_cache(_CALLERS_TEMPLATES)(self._compile_template)
+        return lru_cache(_CALLERS_TEMPLATES)(partial(self._compile_template, what="chat_template"))
 
     @cached_property
     def _around(self) -> tuple[Sequence[int], Sequence[int]]:
