@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from kit.models import fake_model
 from kit.models.fake_model import EOS, PIECES, VOCAB, FakeRunner, expected_tokens, hash_logits, make_engine, run_all
-from onewave.base.errors import WaveStalled
+from onewave.base.errors import CapacityError, WaveStalled
+from onewave.engine import host_copies
 from onewave.engine.engine import Engine
 from onewave.engine.params import SamplingParams
 from onewave.engine.request import Request
@@ -234,6 +235,35 @@ def test_prompt_logprobs_equal_the_reference_and_change_no_token() -> None:
         assert entries[prompt[i]].logprob == pytest.approx(expected[prompt[i]], rel=1e-4, abs=1e-5)
 
 
+def test_log_probabilities_that_no_memory_holds_are_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of a vocabulary of 49,152 took 15 MB a prompt token, until the system ended the process."""
+    monkeypatch.setattr(host_copies, "_FEW_ENTRIES", 0)
+    room = 100 * 250 * VOCAB
+    monkeypatch.setattr(host_copies, "available_bytes", lambda: room)
+    engine = make_engine(FakeRunner(max_model_len=256))
+    everything = SamplingParams(prompt_logprobs=-1, max_tokens=1)
+    with pytest.raises(CapacityError, match=r"6161 log-probabilities: 0\.0 GiB on a host with 0\.0 GiB.*Ask for fewer"):
+        engine.add(None, PROMPT[:1] * 102, everything)
+    assert not engine.has_work
+    fits = engine.add(None, PROMPT[:1] * 101, everything)
+    few = engine.add(None, PROMPT[:1] * 102, SamplingParams(prompt_logprobs=59, max_tokens=1))
+    run_all(engine)
+    assert fits.failure is None
+    assert few.failure is None
+    # Room that is gone by then ends the one that needs it.
+    late, grows, other = (
+        engine.add(None, PROMPT, SamplingParams(max_tokens=9, ignore_eos=True, **asked))
+        for asked in ({"prompt_logprobs": -1}, {"logprobs": -1}, {})
+    )
+    room = 0
+    run_all(engine)
+    assert isinstance(late.failure, CapacityError)
+    assert isinstance(grows.failure, CapacityError)
+    assert other.failure is None
+
+
 def test_eos_and_stop_tokens_wait_for_min_tokens() -> None:
     likely = {EOS: 100.0, 30: 90.0}
     params = SamplingParams(temperature=0, min_tokens=4, max_tokens=10, stop_token_ids=[30], logit_bias=likely)
@@ -356,7 +386,7 @@ class InstantRunner:
     def check(self) -> None:
         pass
 
-    def prefill(self, slot: int, token_ids: object, *, all_logits: bool = False) -> torch.Tensor:
+    def prefill(self, slot: int, token_ids: object, *, each: object = None) -> torch.Tensor:
         return self.logits
 
     def decode(self, rows: StepRows) -> torch.Tensor:

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 from weakref import WeakSet
 
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from onewave.base.errors import CapacityError, OnewaveError
 from onewave.engine.failures import own_copy, without_frames
-from onewave.engine.host_copies import HostLogprobs, to_list, to_pinned
+from onewave.engine.host_copies import HostLogprobs, check_room, to_list, to_pinned
 from onewave.engine.output import Logprob, Logprobs
 from onewave.engine.params import SamplingParams
 from onewave.engine.request import Detokenizer, Ends, Reader, Request, Sample
@@ -42,8 +43,6 @@ from onewave.ops.sampling import TokenLogprobs, rows_without_numbers, stream_key
 _FIRST_ROOM = 256
 # Steps ahead of the launched ones for which positions lie on the device.
 _STEPS_AHEAD = 64
-# Rows of prompt logits turned into log-probabilities at a time: [64, 128k] float32 is 32 MiB.
-_LOGPROB_CHUNK = 64
 
 
 class Runner(Protocol):
@@ -58,9 +57,12 @@ class Runner(Protocol):
     max_num_seqs: int
     run_ahead: int
 
-    def prefill(self, slot: int, token_ids: Sequence[int], *, all_logits: bool = False) -> Tensor:
-        """Run a whole prompt. Returns float32 [1, vocab] of the last token, or [tokens, vocab] with all_logits. Raises
-        CapacityError, with which no other sequence is harmed."""
+    def prefill(
+        self, slot: int, token_ids: Sequence[int], *, each: Callable[[int, Tensor], object] | None = None
+    ) -> Tensor:
+        """Run a whole prompt. Returns float32 [1, vocab] of the last token. each: called with the logits of some tokens
+        at a time and the number of the first, maybe twice. Raises CapacityError, with which no other sequence is
+        harmed."""
         ...
 
     def decode(self, rows: StepRows) -> Tensor:
@@ -148,7 +150,8 @@ class Engine:
         self._runner = runner
         self._eos_token_ids = frozenset(eos_token_ids)
         self._make_detokenizer = make_detokenizer
-        self._token_text = token_text
+        # Kept: a text is asked for again at each position, and shared by all entries.
+        self._token_text = cache(token_text or _no_text)
         self._seed = seed
         self._num_requests = 0
         self._scheduler: Scheduler[Sample] = Scheduler(runner.max_num_seqs)
@@ -183,6 +186,8 @@ class Engine:
         room = self._runner.max_model_len - len(prompt_token_ids)
         assert 0 < room < self._runner.max_model_len
         limit = room if params.max_tokens is None else min(room, params.max_tokens)
+        if params.prompt_logprobs is not None:
+            check_room((len(prompt_token_ids) - 1) * self._num_entries(params.prompt_logprobs))
         first_room = min(limit, _FIRST_ROOM) if params.max_tokens is None else limit
         self._runner.reserve(len(prompt_token_ids) + first_room)
         number = self._num_requests
@@ -289,19 +294,26 @@ class Engine:
         # Surplus steps of the slot's last owner may still be queued and write entries. They run before this prefill
         # on the same stream, and a sequence reads no entry that it has not written itself: the leftover is never read.
         wanted = params.prompt_logprobs if request.prompt_logprobs is None else None
-        logits = self._runner.prefill(slot, prompt, all_logits=wanted is not None)
+        found: list[Logprobs | None] = [None] * len(prompt)
+
+        def look(first: int, logits: Tensor) -> None:
+            assert wanted is not None
+            self._find_logprobs(found, logits, prompt, first, wanted)
+
+        if wanted is None:
+            logits = self._runner.prefill(slot, prompt)
+        else:
+            check_room((len(prompt) - 1) * self._num_entries(wanted))  # others may have taken it since
+            logits = self._runner.prefill(slot, prompt, each=look)
+            request.prompt_logprobs = found
         try:
-            if wanted is not None:
-                request.prompt_logprobs = self._prompt_logprobs(logits, prompt, wanted)
-            # Not a view, which would keep the logits of all tokens while the first one is chosen.
-            logits = logits[-1:].clone()
             self._sampler.begin(slot, prompt, params)
             return self._sampler.plan([self._sampler_row(slot, sample)])(logits)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise CapacityError(
-                f"prompt_logprobs, penalties or sampling of {len(prompt)} tokens",
+                f"penalties or sampling of {len(prompt)} tokens",
                 got=f"do not fit beside the model on {self._runner.device}",
                 next="Ask for less of them, or lower max_model_len or max_num_seqs.",
             ) from error
@@ -417,6 +429,11 @@ class Engine:
             sample.append(token_id)
             wanted = request.params.logprobs
             if wanted is not None and logprobs is not None:
+                try:
+                    check_room(self._num_entries(wanted))
+                except CapacityError as error:
+                    self.abort(request, without_frames(error))
+                    continue
                 sample.add_logprobs(*self._token_entry(logprobs, row, token_id, wanted))
             if sample.finish_reason is not None:
                 self._scheduler.remove(sample)
@@ -425,9 +442,13 @@ class Engine:
             if request.streaming or request.finished:
                 self._changed.add(request)
 
+    def _num_entries(self, wanted: int) -> int:
+        """Entries of a position: the token itself and the `wanted` most probable ones (-1: all)."""
+        return self._runner.vocab_size if wanted == -1 else wanted + 1
+
     def _token_entry(self, logprobs: HostLogprobs, row: int, token_id: int, wanted: int) -> tuple[float, Logprobs]:
         """One position's log-probabilities: the token itself, then the `wanted` most probable ones (-1: all)."""
-        text = self._token_text or _no_text
+        text = self._token_text
         own = logprobs.sampled[row]
         entries: Logprobs = {token_id: Logprob(own, logprobs.rank[row], text(token_id))}
         count = len(logprobs.top_ids[row]) if wanted == -1 else wanted
@@ -439,16 +460,19 @@ class Engine:
                 entries[other] = Logprob(value, rank, text(other))
         return own, entries
 
-    def _prompt_logprobs(self, logits: Tensor, prompt: Sequence[int], wanted: int) -> list[Logprobs | None]:
-        """Log-probabilities of every prompt token given those before it. logits: float32 [prompt tokens, vocab]."""
+    def _find_logprobs(
+        self, found: list[Logprobs | None], logits: Tensor, prompt: Sequence[int], first: int, wanted: int
+    ) -> None:
+        """Log-probabilities of the prompt tokens that follow some of its tokens, `first` and on, given those before
+        them. logits: float32 [some, vocab]."""
+        following = prompt[first + 1 : first + 1 + len(logits)]
+        if not following:
+            return
+        tokens = torch.tensor(following, dtype=torch.int64).to(logits.device)
         k = logits.shape[1] if wanted == -1 else wanted
-        result: list[Logprobs | None] = [None]
-        for begin in range(0, len(prompt) - 1, _LOGPROB_CHUNK):
-            following = prompt[begin + 1 : begin + 1 + _LOGPROB_CHUNK]
-            tokens = torch.tensor(following, dtype=torch.int64).to(logits.device)
-            found = HostLogprobs(token_logprobs(logits[begin : begin + len(following)], tokens, k))
-            result += [self._token_entry(found, row, token_id, wanted)[1] for row, token_id in enumerate(following)]
-        return result
+        logprobs = HostLogprobs(token_logprobs(logits[: len(following)], tokens, k))
+        for row, token_id in enumerate(following):
+            found[first + 1 + row] = self._token_entry(logprobs, row, token_id, wanted)[1]
 
 
 def _no_text(token_id: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,11 +26,13 @@ _FREE_ROWS = 64
 
 @dataclass(frozen=True)
 class _DecodeGraph:
-    """One captured decode step of a fixed number of rows, with the buffers it reads and writes."""
+    """One captured decode step of a fixed number of rows, with the buffers it reads and writes. rotary: kept for its
+    address, as the model may have made a longer table since."""
 
     graph: torch.cuda.CUDAGraph
     rows: StepRows
     logits: Tensor
+    rotary: Tensor
 
 
 class ModelRunner:
@@ -112,16 +114,19 @@ class ModelRunner:
             self._wave_kv = self._kv
 
     @torch.inference_mode()
-    def prefill(self, slot: int, token_ids: Sequence[int], *, all_logits: bool = False) -> Tensor:
+    def prefill(
+        self, slot: int, token_ids: Sequence[int], *, each: Callable[[int, Tensor], object] | None = None
+    ) -> Tensor:
         """Run a whole prompt into an empty slot.
 
-        Returns float32 logits [1, vocab] of the last token, or [tokens, vocab] with all_logits. Raises CapacityError.
+        Returns float32 logits [1, vocab] of the last token. each: see Llama.forward; where memory is freed meanwhile it
+        is called from the first token again. Raises CapacityError.
         """
         self.reserve(len(token_ids))
         assert self._kv is not None
         batch = Batch.prefill([(slot, token_ids, 0)], self.device)
         try:
-            return self.model.forward(batch, self._kv, all_logits=all_logits)
+            return self.model.forward(batch, self._kv, each=each)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -132,7 +137,7 @@ class ModelRunner:
                     next="Shorten it, or lower max_model_len or max_num_seqs.",
                 ) from error
         # Its entries are only written again.
-        return self.prefill(slot, token_ids, all_logits=all_logits)
+        return self.prefill(slot, token_ids, each=each)
 
     @torch.inference_mode()
     def decode(self, rows: StepRows) -> Tensor:
@@ -200,7 +205,7 @@ class ModelRunner:
         # Other threads, a stream's reader for one, may use the GPU meanwhile.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             logits = self.model.forward(batch, self._kv)
-        return _DecodeGraph(graph, rows, logits)
+        return _DecodeGraph(graph, rows, logits, self.model.rotary.rows(self._kv.capacity))
 
 
 def _power_of_two(n: int) -> int:

@@ -106,7 +106,7 @@ def attention_setup(model: Llama, groups: HeadGroups) -> AttentionSetup:
         layers=len(layers),
         groups=groups,
         embedding=embedding,
-        rotary=model.rotary.decode,
+        rotary=model.rotary.rows,
         biases=model.weights.norm.float() if biases is None else biases,
         q_norm=stacked([layer.q_norm for layer in layers]),
         k_norm=stacked([layer.k_norm for layer in layers]),

@@ -7,7 +7,9 @@ output projection, add + RMSNorm, gate/up projection, SwiGLU, down projection. F
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 else:
     MatrixWeight = LinearWeight  # a CPU never imports the wave
 """A projection: a tensor, packed rows for the CPU's kernels, or a matrix that lies in a wave's stream."""
+
+
+# Of a prompt whose every token's logits are asked for: [64, 128k] float32 is 32 MiB.
+_ROWS_OF_LOGITS = 64
 
 
 @dataclass(frozen=True)
@@ -90,13 +96,16 @@ class Llama:
         )
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: StaticKVCache, *, all_logits: bool = False) -> Tensor:
+    def forward(
+        self, batch: Batch, kv: StaticKVCache, *, each: Callable[[int, Tensor], object] | None = None
+    ) -> Tensor:
         """Run every layer on the batch's tokens and append their keys and values to the cache.
 
-        Returns float32 logits: [sequences, vocab] of each sequence's last token, or [tokens, vocab] with all_logits.
+        Returns float32 logits [sequences, vocab] of each sequence's last token. each: called in a prefill with the
+        logits of every token, some at a time, [some, vocab], and the number of the first. It may keep them.
         """
         config, weights = self.config, self.weights
-        rotary = self._rotary_rows(batch)
+        rotary = self._rotary_rows(batch, kv.capacity)
         seq_lens = batch.positions + 1
         # Residual stream and the output of the block before it; each norm adds the two. The stream stays float32:
         # rounding it twice a layer would be the largest avoidable error of a 16-bit model (test_parity.py).
@@ -125,14 +134,20 @@ class Llama:
             update = _product(gated, layer.down, layer.down_bias)
         if batch.phase is not Phase.PREFILL:
             return self._logits(update, residual)
-        last = torch.tensor([chunk.length for chunk in batch.chunks], device=self.device).cumsum(0) - 1
+        ends = [end - 1 for end in accumulate(chunk.length for chunk in batch.chunks)]
+        last = torch.tensor(ends, device=self.device)
         own = self._logits(None if update is None else update[last], residual[last])
-        if not all_logits:
-            return own
-        # A product of many rows may round differently: what is sampled must not depend on a question about the prompt.
-        logits = self._logits(update, residual)
-        logits[last] = own
-        return logits
+        for first in range(0, len(residual) if each is not None else 0, _ROWS_OF_LOGITS):
+            some = slice(first, first + _ROWS_OF_LOGITS)
+            logits = self._logits(None if update is None else update[some], residual[some])
+            # A product of many rows may round differently: what is sampled must not depend on a question about the
+            # prompt.
+            for row, end in enumerate(ends):
+                if first <= end < first + len(logits):
+                    logits[end - first] = own[row]
+            assert each is not None
+            each(first, logits)
+        return own
 
     def _logits(self, update: Tensor | None, residual: Tensor) -> Tensor:
         """Float32 [rows, vocab]."""
@@ -144,10 +159,10 @@ class Llama:
             return rms_norm(residual, weight, self.config.rms_norm_eps), residual
         return add_rms_norm(update, residual, weight, self.config.rms_norm_eps)
 
-    def _rotary_rows(self, batch: Batch) -> Tensor:
-        """Cosines and sines of every token, float32 [tokens, rotary_dim]."""
+    def _rotary_rows(self, batch: Batch, capacity: int) -> Tensor:
+        """Cosines and sines of every token, float32 [tokens, rotary_dim]. capacity: positions that the cache holds."""
         if batch.phase is Phase.DECODE:
-            return self.rotary.decode[batch.positions]
+            return self.rotary.rows(capacity)[batch.positions]
         rows = [self.rotary.prefill(chunk.start, chunk.end) for chunk in batch.chunks]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 

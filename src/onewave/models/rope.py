@@ -15,10 +15,13 @@ from torch import Tensor
 
 from onewave.base.errors import CapacityError
 from onewave.memory.host import available_bytes
+from onewave.memory.shortage import is_out_of_memory
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 
-# Of each of a position's rotary_dim numbers: a float32, and what it is made from.
-_BYTES_WHILE_MADE = 10
+# Of each of a position's rotary_dim numbers: a float32, where it is copied to, and what it is made from.
+_BYTES_WHILE_MADE = 14
+_FEWEST_POSITIONS = 1024
+_BLOCK = 1024
 
 
 def inv_freq(rope: RopeConfig, *, seq_len: int, max_position: int) -> tuple[Tensor, float]:
@@ -41,29 +44,26 @@ def inv_freq(rope: RopeConfig, *, seq_len: int, max_position: int) -> tuple[Tens
 
 
 class RotaryTable:
-    """Cosines and sines of every position up to max_len.
+    """Cosines and sines of positions up to max_len, made when they are first asked for.
 
-    decode: float32 [max_len, rotary_dim] on `device`; row p is rotary_dim / 2 cosines, then as many sines, attention
-    scaling multiplied in. With dynamic NTK row p is meant for a sequence of p + 1 tokens. Raises CapacityError.
+    A row has rotary_dim / 2 cosines, then as many sines, attention scaling multiplied in.
     """
 
     def __init__(self, config: ModelConfig, max_len: int, device: torch.device):
-        self._config, self._device = config, device
-        needed = int(_BYTES_WHILE_MADE * max_len * config.rope.rotary_dim)
-        room = available_bytes() if device.type == "cpu" else None
-        if room is not None and needed > room:
-            raise CapacityError(
-                f"rotary angles of {max_len} positions",
-                got=f"{needed / 2**30:.1f} GiB on a CPU with {room / 2**30:.1f} GiB of memory left",
-                next="Lower max_model_len.",
-            )
+        self._config, self._max_len, self._device = config, max_len, device
         self._varies = config.rope.kind == "dynamic" and max_len > config.max_position
-        angles, scaling = self._angles(0, max_len, seq_len=max_len if not self._varies else config.max_position)
-        if self._varies:
-            lengths = torch.arange(config.max_position + 1, max_len + 1)
-            frequencies = _dynamic_inv_freq(config.rope, lengths, config.max_position)
-            angles[config.max_position :] = ((lengths - 1).float()[:, None] * frequencies).to(device)
-        self.decode = _cos_sin(angles, scaling)
+        self._made = torch.empty(0, config.rope.rotary_dim, device=device)
+
+    def rows(self, length: int) -> Tensor:
+        """Return the table of at least the first `length` positions, or of all, float32 [positions, rotary_dim].
+
+        A longer one is another tensor with the same rows: whoever keeps an address keeps the tensor. With dynamic NTK
+        row p is meant for a sequence of p + 1 tokens. Raises CapacityError.
+        """
+        length = min(length, self._max_len)
+        if length > len(self._made):
+            self._grow(min(self._max_len, max(_FEWEST_POSITIONS, 1 << (length - 1).bit_length())))
+        return self._made
 
     def prefill(self, start: int, end: int) -> Tensor:
         """Return the rows of positions start to end - 1, float32 [end - start, rotary_dim].
@@ -71,8 +71,30 @@ class RotaryTable:
         With dynamic NTK all of them are for a sequence of `end` tokens, as transformers rotates a chunk.
         """
         if not self._varies or end <= self._config.max_position:
-            return self.decode[start:end]
+            return self.rows(end)[start:end]
         return _cos_sin(*self._angles(start, end, seq_len=end))
+
+    def _grow(self, end: int) -> None:
+        start, context = len(self._made), self._config.max_position
+        needed = _BYTES_WHILE_MADE * (end - start) * self._config.rope.rotary_dim + 4 * self._made.numel()
+        room = available_bytes() if self._device.type == "cpu" else None
+        try:
+            if room is not None and needed > room:
+                raise MemoryError
+            angles, scaling = self._angles(start, end, seq_len=min(end, context) if self._varies else end)
+            if self._varies and end > context:
+                first = max(start, context)
+                frequencies = _inv_freq_by_position(self._config.rope, first, end, context)
+                angles[first - start :] = (torch.arange(first, end).float()[:, None] * frequencies).to(self._device)
+            self._made = torch.cat((self._made, _cos_sin(angles, scaling)))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise CapacityError(
+                f"rotary angles of {end} positions",
+                got=f"{needed / 2**30:.1f} GiB do not fit on {self._device}",
+                next="Lower max_model_len.",
+            ) from error
 
     def _angles(self, start: int, end: int, *, seq_len: int) -> tuple[Tensor, float]:
         """Return (float32 [end - start, rotary_dim / 2], attention scaling)."""
@@ -101,6 +123,17 @@ def _dynamic_inv_freq(rope: RopeConfig, seq_lens: Tensor, max_position: int) -> 
     theta = rope.theta * stretch ** (rope.rotary_dim / (rope.rotary_dim - 2))
     exponents = torch.arange(0, rope.rotary_dim, 2).float() / rope.rotary_dim
     return 1.0 / (theta[:, None] ** exponents)
+
+
+def _inv_freq_by_position(rope: RopeConfig, start: int, end: int, max_position: int) -> Tensor:
+    """Dynamic NTK's for sequences that end with each position, float32 [end - start, rotary_dim / 2].
+
+    In blocks at fixed places: PyTorch rounds a power by where in a tensor it stands.
+    """
+    begin = start // _BLOCK * _BLOCK
+    lengths = torch.arange(begin, end, _BLOCK)[:, None] + torch.arange(1, _BLOCK + 1)
+    blocks = [_dynamic_inv_freq(rope, block, max_position) for block in lengths]
+    return torch.cat(blocks)[start - begin : end - begin]
 
 
 def _llama3_inv_freq(rope: RopeConfig, frequencies: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
@@ -56,12 +56,17 @@ class FakeRunner:
         assert num_tokens <= self.max_model_len
         self.reserved = max(self.reserved, num_tokens)
 
-    def prefill(self, slot: int, token_ids: Sequence[int], *, all_logits: bool = False) -> Tensor:
+    def prefill(
+        self, slot: int, token_ids: Sequence[int], *, each: Callable[[int, Tensor], object] | None = None
+    ) -> Tensor:
         assert 0 <= slot < self.max_num_seqs
         assert 0 < len(token_ids) <= self.reserved
         self.cache[slot] = list(token_ids)
-        ends = range(1, len(token_ids) + 1) if all_logits else [len(token_ids)]
-        return torch.from_numpy(np.stack([hash_logits(token_ids[:end]) for end in ends]))
+        logits = torch.from_numpy(np.stack([hash_logits(token_ids[: end + 1]) for end in range(len(token_ids))]))
+        for first in range(0, len(token_ids) if each is not None else 0, 7):
+            assert each is not None
+            each(first, logits[first : first + 7])
+        return logits[-1:]
 
     def check(self) -> None:
         if 0 <= self.stalls_at <= len(self.batch_sizes):

@@ -110,7 +110,9 @@ def our_logits(model: Llama, token_ids: Sequence[int], chunks: Sequence[int], *,
             batch = Batch.decode(*torch.tensor([ids, [first], [slot]], device=model.device))
         else:
             batch = Batch.prefill([(slot, ids, first)], model.device)
-        rows.append(model.forward(batch, kv, all_logits=True).cpu())
+        each: list[Tensor] = []
+        last = model.forward(batch, kv, each=lambda _, logits, each=each: each.append(logits))
+        rows += [logits.cpu() for logits in each or [last]]
         first += length
     return torch.cat(rows)
 

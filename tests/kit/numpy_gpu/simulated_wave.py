@@ -94,7 +94,7 @@ class Simulated:
         padded = plan.program.shape.batch
         pointers = [
             self.embedding,
-            put(model.rotary.decode.numpy()),
+            put(model.rotary.rows(CAPACITY).numpy()),
             self.k,
             self.v,
             put(np.full((padded, config.hidden_size), np.nan, dtype=np.float32)),

@@ -143,7 +143,7 @@ def test_the_table_gives_the_forward_passs_logits(
     kv = model.new_cache(num_slots=1, capacity=CONTEXT + 1)
     kv.k.normal_(generator=torch.Generator().manual_seed(1))
     kv.v.normal_(generator=torch.Generator().manual_seed(2))
-    step = Step(model, plan, model.rotary.decode[CONTEXT].double().numpy())
+    step = Step(model, plan, model.rotary.rows(CONTEXT + 1)[CONTEXT].double().numpy())
     memory: dict[int, np.ndarray] = {}
 
     def put(name: str, index: tuple[int, ...], value: Any) -> None:

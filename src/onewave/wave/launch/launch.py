@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,14 +49,14 @@ def co_resident(device: torch.device) -> int:
 class AttentionSetup:
     """What a decode step's attention needs beside its program. The caches have the weights' dtype.
 
-    rotary: float32 [positions, head_dim], cosines then sines. biases: float32 [n]. q_norm, k_norm: float32
-    [layers, head_dim] or None. hidden: width of the residual stream.
+    rotary: makes float32 [positions, head_dim], cosines then sines, of at least as many positions. biases: float32
+    [n]. q_norm, k_norm: float32 [layers, head_dim] or None. hidden: width of the residual stream.
     """
 
     layers: int
     groups: HeadGroups
     embedding: Tensor
-    rotary: Tensor
+    rotary: Callable[[int], Tensor]
     biases: Tensor
     q_norm: Tensor | None
     k_norm: Tensor | None
@@ -122,7 +123,8 @@ class Wave:
         self._key_boxes = (self._weights_box, self._weights_box)
         self._states: dict[int, LaunchState] = {}
         self._last: torch.cuda.Stream | None = None
-        self._bound: tuple[Tensor, Tensor, Tensor | None] | None = None
+        # Keys, values, block table, rotary angles.
+        self._bound: tuple[Tensor, Tensor, Tensor | None, Tensor] | None = None
         self._graphs = self._new_state()
         self._no_trace = torch.zeros(4, dtype=torch.int32, device=device)
         # The first launch may be on another stream than the one that made weights, records and lanes.
@@ -187,10 +189,12 @@ class Wave:
         check_cache(k, v, setup.layers, setup.groups, dtype=setup.embedding.dtype, device=self.device)
         if table is not None:
             check_pages(k, v, table)
+        # Its address is read until the next cache is bound.
+        rotary = setup.rotary(k.shape[3] * (1 if table is None else table.shape[1]))
         layer_stride, slot_stride, head_stride = (k.stride(dim) // 2 for dim in range(3))
         places = LaunchPlaces(
             embedding=_address(setup.embedding),
-            rotary=_address(setup.rotary),
+            rotary=_address(rotary),
             keys=_address(k),
             values=_address(v),
             residual=_address(self._residual),
@@ -209,7 +213,7 @@ class Wave:
         streams = table is None and streams_keys(k, self.program.shape)
         self._constants |= self._resources(paged=table is not None, streams=streams) | {"STREAMS": int(streams)}
         self._key_boxes = (keys_box(k), keys_box(v)) if streams else (self._weights_box, self._weights_box)
-        self._bound = (k, v, table)
+        self._bound = (k, v, table, rotary)
         # After the last launch, which reads it. Blocking, from pageable memory: the next may be on another stream.
         if self.device.type == "cuda":
             self._after_last()
@@ -226,7 +230,7 @@ class Wave:
         check_sequences(tokens, positions, slots, logits, max_rows=max_rows, vocab=vocab, device=self.device)
         if self._bound is None:
             raise InvalidArgumentError("wave: decode", got="no cache", next="Call bind_cache first.")
-        k, _, table = self._bound
+        k, _, table, _ = self._bound
         if table is None or not Settings.from_env().debug or torch.cuda.is_current_stream_capturing():
             return
         check_entries(table, k.shape[1], k.shape[3], slots, positions)
