@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.numpy_gpu.emulator import Emulator
 from kit.task_tables.verify_table import verify_table
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.explain import explain
@@ -15,11 +14,10 @@ from onewave.ops.ffn import ffn, measured, pack_ffn
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.ffn.wave.launch import PackedFFN
-from onewave.ops.ffn.wave.plan import DATA, ORDERS, FFNPlan, plan_ffn, workers_for
+from onewave.ops.ffn.wave.plan import DATA, ORDERS, plan_ffn, workers_for
 from onewave.tiles.proof.interpret import execute
 from onewave.wave.plan.operations import INPUT, OUTPUT
 from onewave.wave.plan.slices import slice_bounds
-from onewave.wave.weights.pack import Weight, pack_stream
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -34,47 +32,6 @@ def operands(sizes: FFNSizes, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor
     x, up = randn(rows, sizes.hidden), randn(sizes.intermediate, sizes.hidden, seed=1) / sizes.hidden**0.5
     down = randn(sizes.out, sizes.intermediate, seed=2) / sizes.intermediate**0.5
     return x, up, down, randn(*up.shape, seed=3) / sizes.hidden**0.5 if sizes.gated else None
-
-
-def emulated(plan: FFNPlan, x: Tensor, up: Tensor, down: Tensor, gate: Tensor | None) -> Tensor:
-    weights = {"up": Weight((up,) if gate is None else (gate, up)), "down": Weight((down,))}
-    for graph, table, program in zip(plan.graphs, plan.tables, plan.programs, strict=True):
-        stream = pack_stream(program, weights, torch.device("cpu")).tensor
-        out = np.full((len(x), graph.tensors[OUTPUT].shape[1]), np.nan)
-        Emulator(program, stream, silu).run(table, x.numpy(), out)
-        x = torch.from_numpy(out)
-    return x
-
-
-CASES = [
-    (batch, order, gated, workers)
-    for batch, workers in ((1, 7), (2, 5), (3, 1), (8, 13), (16, 4), (32, 11), (64, 132))
-    for order, gated in (("row", True), ("row", False), ("half_row", True), ("sm_local", True), ("sequential", True))
-]
-
-
-@pytest.mark.parametrize(("batch", "order", "gated", "workers"), CASES)
-def test_what_the_kernel_reads_adds_up_to_the_block(batch: int, order: str, gated: bool, workers: int) -> None:
-    sizes = FFNSizes(batch, 576 if batch < 16 else 640, 2112 if batch < 16 else 1536, 320, gated)
-    x, up, down, gate = operands(sizes, batch)
-    try:
-        plan = plan_ffn(sizes, workers=workers, order=order)
-    except UnsupportedError:
-        assert order in ("sm_local", "half_row")
-        return
-    expected = in_torch(x, up, down, gate, "silu")
-    torch.testing.assert_close(emulated(plan, x, up, down, gate), expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("order", ["row", "sm_local", "sequential"])
-@pytest.mark.parametrize("intermediate", [64, 128, 192])
-def test_a_hidden_row_of_one_or_two_tiles_gives_the_block_in_every_order(order: str, intermediate: int) -> None:
-    for batch, workers in ((1, 1), (2, 4), (16, 7)):
-        sizes = FFNSizes(batch, 128, intermediate, 64, True)
-        x, up, down, gate = operands(sizes, batch)
-        expected = in_torch(x, up, down, gate, "silu")
-        plan = plan_ffn(sizes, workers=workers, order=order)
-        torch.testing.assert_close(emulated(plan, x, up, down, gate), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -16,31 +16,49 @@ from onewave.base.weight_formats import COMPACT
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.ffn.wave.plan import plan_ffn
+from onewave.wave.plan.operations import OUTPUT
 from onewave.wave.plan.steps import Place
 from onewave.wave.weights.pack import Weight, WeightStream, pack_stream
 
 
 @pytest.mark.parametrize(
-    ("batch", "order", "policy", "workers"),
-    [(1, "row", "data", 3), (3, "half_row", "data", 2), (8, "row", "tile", 3), (16, "row", "data", 2)],
+    ("batch", "order", "policy", "workers", "inner", "gated"),
+    [
+        (1, "row", "data", 7, 1088, True),
+        (2, "sm_local", "data", 4, 64, True),
+        (3, "half_row", "data", 2, 1088, True),
+        (3, "sequential", "data", 1, 192, True),
+        (8, "row", "tile", 3, 1088, True),
+        (16, "row", "data", 2, 1088, False),
+        (16, "sm_local", "data", 4, 128, True),
+        (32, "half_row", "data", 5, 1088, True),
+        (64, "row", "data", 3, 1088, True),
+    ],
 )
 def test_the_kernels_source_computes_the_block_launch_after_launch(
-    batch: int, order: str, policy: str, workers: int
+    batch: int, order: str, policy: str, workers: int, inner: int, gated: bool
 ) -> None:
-    sizes = FFNSizes(1 << (batch - 1).bit_length(), 192, 1088, 128, True)
-    up, gate = ((randn(1088, 192, seed=seed) / 14).half() for seed in (1, 2))
-    down = (randn(128, 1088, seed=3) / 33).half()
+    sizes = FFNSizes(1 << (batch - 1).bit_length(), 192, inner, 128, gated)
+    up, gate = ((randn(inner, 192, seed=seed) / 14).half() for seed in (1, 2))
+    down = (randn(128, inner, seed=3) / inner**0.5).half()
     plan = plan_ffn(sizes, workers=workers, order=order, policy=policy)
-    program = plan.programs[0]
-    stream = pack_stream(program, {"up": Weight((gate, up)), "down": Weight((down,))}, torch.device("cpu")).tensor
-    bench = Bench(program, stream, SYNC=int(policy != "data"))
+    weights = {"up": Weight((gate, up) if gated else (up,)), "down": Weight((down,))}
+    streams = [pack_stream(program, weights, torch.device("cpu")).tensor for program in plan.programs]
+    benches = [
+        Bench(program, stream, SYNC=int(policy != "data"), GATED=gated)
+        for program, stream in zip(plan.programs, streams, strict=True)
+    ]
     # As many sequences as there is room for, fewer, and as many again: nothing of the first launch may be left over.
     for seed, rows in enumerate((batch, 1, batch, 1, 1, batch)):
         x = randn(rows, 192, seed=10 + seed).half()
-        out = bench.memory.put(np.full((rows, 64), -1, dtype=np.int32))
-        bench.run(bench.memory.put(words(x)), 96, out, 64, rows)
-        found = torch.from_numpy(bench.memory.get(out, (rows, 64)).view(np.float16)).double()
-        expected = in_torch(x.double(), up.double(), down.double(), gate.double(), "silu")
+        values = words(x)
+        for bench, graph in zip(benches, plan.graphs, strict=True):  # two launches in sequential order
+            width = graph.tensors[OUTPUT].shape[1] // 2
+            out = bench.memory.put(np.full((rows, width), -1, dtype=np.int32))
+            bench.run(bench.memory.put(values), values.shape[1], out, width, rows)
+            values = bench.memory.get(out, (rows, width))
+        found = torch.from_numpy(values.view(np.float16)).double()
+        expected = in_torch(x.double(), up.double(), down.double(), gate.double() if gated else None, "silu")
         assert (found - expected).abs().max() < 3e-3 * expected.abs().max()
 
 
