@@ -45,20 +45,75 @@ def near(out: Tensor, exact: Tensor) -> None:
     torch.testing.assert_close(out.float(), exact.float(), atol=1e-3, rtol=8e-3)
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(("head_dim", "lengths"), [(128, (150, 400)), (64, (200, 333))])
+@pytest.mark.parametrize(
+    ("head_dim", "lengths", "mask"),
+    [
+        *((128, (150, 400), mask) for mask in MASKS),
+        *((64, (200, 333), mask) for mask in MASKS),
+        (128, (5, 1), {}),
+        (72, (1, 300), {"causal": True, "softcap": 5.0}),
+        (192, (70, 70), {"causal": True, "align": "top-left"}),
+    ],
+)
 def test_every_mask_gives_attention(
     kernels: dict[str, NumpyKernel], head_dim: int, lengths: tuple[int, int], mask: dict[str, Any]
 ) -> None:
-    q, k, v = (randn(1, h, n, head_dim, seed=h) for h, n in ((2, lengths[0]), (1, lengths[1]), (1, lengths[1])))
+    batch = 1 if lengths[1] > 300 else 2
+    q = randn(batch, lengths[0], 2, head_dim, seed=2).transpose(1, 2)
+    k, v = (randn(batch, 1, lengths[1], head_dim, seed=seed) for seed in (1, 3))
     given = dict(mask)
     if given.pop("sinks", False):
-        given["sinks"] = torch.tensor([0.5, -1.0])
+        given["sinks"] = torch.tensor([[0.5, 7.0], [-1.0, 7.0]])[:, 0]  # not side by side
     out, lse = cast("tuple[Tensor, Tensor]", attention(q, k, v, return_lse=True, backend="gluon", **given))
     exact, exact_lse = in_torch(q.float(), k.float(), v.float(), **given)
     near(out, exact)
     torch.testing.assert_close(lse, exact_lse, atol=1e-4, rtol=1e-4)
     assert kernels["attention_kernel"].launches == 1
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("mask", [{"window": (37, 11)}, {"causal": True, "window": 9}])
+def test_keys_before_and_beyond_all_that_is_seen_may_hold_nan(mask: dict[str, Any]) -> None:
+    q, k, v = (randn(1, 1, n, 128, seed=n) for n in (20, 500, 501))
+    v = v[:, :, :500].clone()
+    left, right = mask["window"] if isinstance(mask["window"], tuple) else (mask["window"] - 1, 0)
+    k[:, :, : 480 - left], v[:, :, : 480 - left] = NAN, NAN
+    short = torch.full((1, 1, 700, 128), NAN).bfloat16()
+    first = [short.index_copy(2, torch.arange(20 + right), t[:, :, -20 - right :]) for t in (k, v)]
+    assert not cast("Tensor", attention(q, *first, backend="gluon", **mask, align="top-left")).isnan().any()
+    near(
+        cast("Tensor", attention(q, k, v, backend="gluon", **mask)),
+        in_torch(q.float(), k.float(), v.float(), **mask)[0],
+    )
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("mask", [{}, {"causal": True, "align": "top-left"}])
+def test_rows_beyond_the_longest_that_was_said_and_behind_all_sequences_are_left_alone(mask: dict[str, Any]) -> None:
+    lengths, key_lengths, longest = [3, 0, 200, 64], [130, 5, 0, 64], 130
+    starts, key_starts = (torch.tensor([0, *n]).cumsum(0).int() for n in (lengths, key_lengths))
+    q, (k, v) = randn(sum(lengths) + 4, 2, 128, seed=0), (randn(sum(key_lengths), 1, 128, seed=n) for n in (1, 2))
+    sinks = torch.tensor([[0.5, 7.0], [-1.0, 7.0]])[:, 0]
+    out = torch.full_like(q, 7.0)
+    given: dict[str, Any] = {"sinks": sinks, "return_lse": True} | mask
+    _, lse = attention_varlen(q, k, v, starts, key_starts, longest, 130, out=out, backend="gluon", **given)
+    exact, exact_lse = in_torch_varlen(q[:267].float(), k.float(), v.float(), starts, key_starts, **mask, sinks=sinks)
+    left_alone = torch.arange(len(q)) >= sum(lengths)
+    left_alone[3 + longest : 203] = True
+    assert (out[left_alone] == 7.0).all()
+    near(out[~left_alone], exact[~left_alone[:267]])
+    torch.testing.assert_close(lse[:, ~left_alone], exact_lse[:, ~left_alone[:267]], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_sequences_without_any_key_give_zeros() -> None:
+    starts, none = torch.tensor([0, 3, 5]).int(), torch.zeros(3).int()
+    q, k = randn(5, 2, 64, seed=0), randn(0, 1, 64, seed=1)
+    out, lse = attention_varlen(q, k, k, starts, none, 3, 0, return_lse=True, backend="gluon")
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+    dense = randn(1, 2, 5, 64, seed=0)
+    assert not cast("Tensor", attention(dense, dense[:, :, :0], dense[:, :, :0], backend="gluon")).any()
 
 
 @pytest.mark.parametrize("causal", [False, True])
