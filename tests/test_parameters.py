@@ -26,8 +26,6 @@ EXCEPTIONS = {
     "ops/attention/op.py: attention": "public operator",
     "ops/attention/op.py: attention_varlen": "public operator",
     "ops/attention/fp8/op.py: attention_fp8": "public operator",
-    "ops/attention/reference.py: attention": "the public operator's arguments by name, as its tests call it",
-    "ops/attention/reference.py: attention_varlen": "the public operator's arguments by name, as its tests call it",
     "ops/decode_attention/op.py: decode_attention": "public operator",
     "ops/masked_multihead_attention/op.py: masked_multihead_attention": "public operator",
     "tiles/graph/builders_attention.py: attention": "public builder: sizes as numbers, as a notebook writes them",

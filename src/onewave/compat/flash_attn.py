@@ -19,7 +19,6 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.compat.flash_cache import (
     FlashCache,
     NewKeys,
-    check_devices,
     check_index_dtype,
     check_places,
     checked_angles,
@@ -33,7 +32,15 @@ from onewave.ops.attention.masks import options as check_options
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.decode_attention.call import MAX_QUERIES
 from onewave.ops.decode_attention.op import decode_attention
-from onewave.ops.library import check_optional, check_tensors, checks_contents, is_readable, is_watched, register
+from onewave.ops.library import (
+    check_one_device,
+    check_optional,
+    check_tensors,
+    checks_contents,
+    is_readable,
+    is_watched,
+    register,
+)
 
 Window = tuple[int, int]
 _Result = tuple[Tensor, Tensor | None]
@@ -94,7 +101,7 @@ def _with_options(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         options = _options(**{name: given.pop(name) for name in _OPTIONS if name in given})
         return function(options, **given)
 
-    call.__signature__ = Signature(parameters, return_annotation=Tensor)  # pyright: ignore[reportFunctionMemberAccess]
+    call.__signature__ = Signature(parameters, return_annotation=Tensor)  # pyright: ignore[reportAttributeAccessIssue]
     return call
 
 
@@ -231,10 +238,11 @@ def flash_attn_with_kvcache(
     num_new = 0 if k is None else k.shape[1]
     angles = checked_angles(q, k, rotary_cos, rotary_sin)
     _check_attends(name, q, cache, options)
-    check_devices(name, q, k, v, k_cache, v_cache, rotary_cos, rotary_sin, past, cache_batch_idx, leftpad, block_table)
+    lengths_and_rows = past, cache_batch_idx, leftpad, block_table
+    check_one_device(name, q, (k, v, k_cache, v_cache, rotary_cos, rotary_sin, alibi_slopes, *lengths_and_rows))
     moves = bool(options["causal"]) or options["window"] is not None
     is_watched(q, k, v, k_cache, v_cache, rotary_cos, rotary_sin)  # refuses what the operators would, but before
-    readable = is_readable(q, k_cache, v_cache, past, cache_batch_idx, leftpad, block_table)
+    readable = is_readable(q, k_cache, v_cache, *lengths_and_rows)
     if readable and (q.is_cpu or checks_contents()):
         check_places(cache, past, num_new, angles, max(num_new, q.shape[1] if moves else 1), leftpad)
     if k is not None and v is not None:

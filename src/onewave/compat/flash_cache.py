@@ -239,13 +239,6 @@ def check_index_dtype(what: str, indices: Tensor | None) -> None:
         raise UnsupportedError(f"{what}: dtype", got=str(indices.dtype), allowed="torch.int32, torch.int64")
 
 
-def check_devices(name: str, q: Tensor, *others: Tensor | None) -> None:
-    """Raises UnsupportedError."""
-    for other in others:
-        if other is not None and other.device != q.device:
-            raise UnsupportedError(f"{name}: devices", got=f"{q.device} and {other.device}", allowed="one device")
-
-
 def checked_leftpad(cache: FlashCache, batch: int, leftpad: Tensor | None) -> Tensor | None:
     """Keys of each row's beginning that are padding, int64 [batch]; None for none."""
     if leftpad is None:

@@ -156,6 +156,15 @@ def check_tensors(operator: str, **tensors: object) -> None:
             raise UnsupportedError(f"{operator}: {name}", got=got, allowed="a dense tensor")
 
 
+def check_one_device(operator: str, first: Tensor, others: Iterable[Tensor | None]) -> None:
+    """Raises UnsupportedError where another tensor lies on another device than the first."""
+    for other in others:
+        if other is not None and other.device != first.device:
+            raise UnsupportedError(
+                f"{operator}: devices", got=f"{first.device} and {other.device}", allowed="one device"
+            )
+
+
 def shares_elements(tensor: Tensor) -> bool:
     """Whether elements may share their place: unless every axis steps over all that the finer ones reach."""
     if tensor.is_contiguous():

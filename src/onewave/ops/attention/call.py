@@ -105,6 +105,16 @@ class AttentionCall(Call):
         """cu_seqlens_q and cu_seqlens_k; None where there are none."""
         return (None, None) if self.packed is None else (self.packed.cu_seqlens_q, self.packed.cu_seqlens_k)
 
+    @property
+    def flags(self) -> dict[str, bool]:
+        """Constants that all kernels have, by name."""
+        wanted = self.options
+        return {
+            "RAGGED": self.packed is not None, "TOP_LEFT": wanted.top_left, "LEFT": wanted.left is not None,
+            "RIGHT": wanted.right is not None, "SOFTCAP": wanted.softcap is not None,
+            "SINKS": self.extras.sinks is not None, "LSE": self.lse is not None,
+        }  # fmt: skip
+
     def output(self) -> Tensor:
         """Return out, or a new tensor like q. Tokens outside every packed sequence are 0 on a CPU."""
         if self.out is not None:

@@ -11,7 +11,7 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.attention.call import AttentionCall, Extras, Packed
 from onewave.ops.attention.masks import as_whole, is_whole
 from onewave.ops.attention.pages import check_pages, check_table
-from onewave.ops.library import check_optional, check_tensors, checks_contents, shares_elements
+from onewave.ops.library import check_one_device, check_optional, check_tensors, checks_contents, shares_elements
 
 BACKENDS = ("auto", "triton", "gluon", "mma", "torch", "reference")
 SMALLEST_HEAD_DIM = 16
@@ -20,12 +20,12 @@ _HALVES = (torch.float16, torch.bfloat16)
 _BIAS_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
 
 
-def check_ranks(name: str, q: Tensor, k: Tensor, v: Tensor, layout: str) -> None:
-    """Check that q, k and v are tensors of so many axes. layout: the axes in words."""
+def check_ranks(name: str, q: Tensor, k: Tensor, v: Tensor, *, packed: bool) -> None:
+    """Check that q, k and v are tensors of three axes if packed, else of four."""
     check_tensors(name, q=q, k=k, v=v)
-    rank = layout.count(",") + 1
     for label, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.ndim != rank:
+        if tensor.ndim != (3 if packed else 4):
+            layout = "tokens, heads, head_dim" if packed else "batch, heads, seq, head_dim"
             raise ShapeError(f"{name}: {label}", got=f"shape {tuple(tensor.shape)}", allowed=f"[{layout}]")
 
 
@@ -60,36 +60,36 @@ def check(call: AttentionCall) -> None:
 
     Raises ShapeError, UnsupportedError, InvalidArgumentError.
     """
+    name, q = call.name, call.q
+    check_operands(call)
+    in_torch = call.backend == "torch" and call.packed is None
+    check_head_dim(name, q.shape[-1], on_cpu=call.on_cpu, least=8 if in_torch else SMALLEST_HEAD_DIM)
+    check_kinds(name, q, call.k, call.v, on_cpu=call.on_cpu)
+    _check_out(name, q, call.out)
+    if call.backend not in BACKENDS:
+        raise InvalidArgumentError(f"{name}: backend", got=shown(call.backend), allowed=", ".join(BACKENDS))
+
+
+def check_operands(call: AttentionCall) -> None:
+    """Check what does not depend on dtypes: shapes, devices and strides of all inputs."""
     name, q, k, v, packed = call.name, call.q, call.k, call.v, call.packed
-    heads_axis = 1 if packed is None or packed.block_table is None else 2
-    num_heads, num_kv_heads, head_dim = q.shape[1], k.shape[heads_axis], q.shape[-1]
-    if k.shape != v.shape or (packed is None and k.shape[0] != q.shape[0]) or k.shape[-1] != head_dim:
-        raise ShapeError(
-            f"{name}: q, k, v",
-            got=f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}",
-            allowed="k and v of one shape, and batch and head_dim of q",
-        )
+    num_heads, num_kv_heads = q.shape[1], k.shape[1 if packed is None or packed.block_table is None else 2]
+    if k.shape != v.shape or (packed is None and k.shape[0] != q.shape[0]) or k.shape[-1] != q.shape[-1]:
+        got = f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        raise ShapeError(f"{name}: q, k, v", got=got, allowed="k and v of one shape, and batch and head_dim of q")
     if num_kv_heads == 0 or num_heads % num_kv_heads:
         got = f"{num_heads} query heads, {num_kv_heads} KV heads"
         raise ShapeError(f"{name}: heads", got=got, allowed="a multiple of the KV heads")
-    in_torch = call.backend == "torch" and packed is None
-    check_head_dim(name, head_dim, on_cpu=call.on_cpu, least=8 if in_torch else SMALLEST_HEAD_DIM)
-    check_kinds(name, q, k, v, on_cpu=call.on_cpu)
+    if packed is None:
+        batch, scores = q.shape[0], (q.shape[2], k.shape[2])
+    else:
+        batch, scores = packed.num_sequences, (packed.max_seqlen_q, packed.max_seqlen_k)
+    check_extras(name, q, call.extras, batch=batch, scores=scores)
+    check_one_device(name, q, call.tensors)
     for label, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.stride(-1) != 1 and tensor.numel() > 0:
             got = f"strides {tensor.stride()}"
             raise ShapeError(f"{name}: {label}", got=got, allowed="a contiguous last axis", next="Call .contiguous().")
-    if packed is None:
-        check_extras(name, q, call.extras, batch=q.shape[0], scores=(q.shape[2], k.shape[2]))
-    else:
-        for starts in (packed.cu_seqlens_q, packed.cu_seqlens_k):
-            if starts.device != q.device:
-                _refuse_device(name, q, starts)
-        scores = (packed.max_seqlen_q, packed.max_seqlen_k)
-        check_extras(name, q, call.extras, batch=packed.num_sequences, scores=scores)
-    _check_out(name, q, call.out)
-    if call.backend not in BACKENDS:
-        raise InvalidArgumentError(f"{name}: backend", got=shown(call.backend), allowed=", ".join(BACKENDS))
 
 
 def check_head_dim(name: str, head_dim: int, *, on_cpu: bool, least: int = SMALLEST_HEAD_DIM) -> None:
@@ -101,13 +101,10 @@ def check_head_dim(name: str, head_dim: int, *, on_cpu: bool, least: int = SMALL
 
 
 def check_kinds(name: str, q: Tensor, *others: Tensor, on_cpu: bool | None = None) -> None:
-    """q's dtype, and that the others have it and its device. on_cpu: where the call runs, by default q's device.
+    """Check q's dtype, and that the others have it. on_cpu: where the call runs, by default q's device.
 
     Raises UnsupportedError.
     """
-    for tensor in others:
-        if tensor.device != q.device:
-            _refuse_device(name, q, tensor)
     on_cpu = q.device.type == "cpu" if on_cpu is None else on_cpu
     allowed = (*_HALVES, torch.float32) if on_cpu else _HALVES
     if q.dtype not in allowed:
@@ -140,17 +137,13 @@ def check_extras(name: str, q: Tensor, extras: Extras, *, batch: int, scores: tu
             raise ShapeError(f"{name}: bias", got=_words(bias), allowed=f"a shape that broadcasts to {list(full)}")
         if bias.dtype not in _BIAS_DTYPES:
             raise UnsupportedError(f"{name}: bias", got=_words(bias), allowed="bool, float16, bfloat16, float32")
-    for tensor in extras:
-        if tensor is not None and tensor.device != q.device:
-            _refuse_device(name, q, tensor)
 
 
 def _check_out(name: str, q: Tensor, out: Tensor | None) -> None:
     if out is None:
         return
     check_tensors(name, out=out)
-    if out.device != q.device:
-        _refuse_device(name, q, out)
+    check_one_device(name, q, (out,))
     wrong = out.shape != q.shape or out.dtype is not q.dtype or (out.stride(-1) != 1 and out.numel() > 0)
     if wrong or shares_elements(out):
         allowed = f"{q.dtype} {tuple(q.shape)} with a contiguous last axis, elements of their own"
@@ -186,12 +179,6 @@ def _check_starts(what: str, starts: list[int], longest: int, limit: str, tokens
     if starts[0] < 0 or starts[-1] > tokens or any(not 0 <= n <= longest for n in lengths):
         allowed = f"from 0 or more to at most {tokens} in steps of 0 to {longest} ({limit})"
         raise InvalidArgumentError(what, got=str(starts[:9])[:120], allowed=allowed)
-
-
-def _refuse_device(name: str, q: Tensor, other: Tensor) -> None:
-    raise UnsupportedError(
-        f"{name}: devices", got=f"{q.device} and {other.device}", allowed="one device for all tensors"
-    )
 
 
 def _words(tensor: Tensor) -> str:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention.call import AttentionCall, Extras
+from onewave.ops.attention.call import AttentionCall, Extras, Packed
 from onewave.ops.attention.checks import check, check_ranks, packing
 from onewave.ops.attention.hopper.choose import plan_hopper, refusal, rows_apart, undescribable, work_of
-from onewave.ops.attention.masks import options
+from onewave.ops.attention.masks import Options, options
 from onewave.ops.attention.mma.plan import mma_refusal, plan_mma
 from onewave.ops.attention.plan import AttentionChoice, Facts
 from onewave.ops.attention.triton.plan import plan_portable
@@ -22,8 +22,9 @@ from onewave.ops.choice import Asked, because, empty_on_meta
 
 _FIRST_WITH_TMA = (9, 0)
 _LAUNCHERS = {"mma": "mma.launch", "auto": "hopper.launch", "gluon": "hopper.launch"}
-_OPTIONS = ("causal", "scale", "window", "softcap", "align")
-_KNOWN = {*_OPTIONS, "sinks", "alibi_slopes", "bias", "return_lse", "out", "descriptors", "backend"}
+OPTIONS = ("causal", "scale", "window", "softcap", "align")
+"""Options that a question has by the operators' names."""
+_KNOWN = {*OPTIONS, "sinks", "alibi_slopes", "bias", "return_lse", "out", "descriptors", "backend"}
 _KNOWN_PACKED = {*_KNOWN, "sequences", "max_seqlen_q", "max_seqlen_k", "page_size"}
 
 
@@ -168,39 +169,50 @@ def describe(asked: Asked) -> AttentionCall:
     """
     packed = asked.operator == "attention_varlen"
     asked.allow(_KNOWN_PACKED if packed else _KNOWN)
-    rank = (3,) if packed else (4,)
-    q_shape, *key_shapes = asked.take(rank, rank, *(rank for _ in asked.shapes[2:3]))
-    q = empty_on_meta(q_shape, asked.dtype)
+    q_shape, k_shape, v_shape = take_shapes(asked, packed=packed)
     odd = asked.options.get("descriptors") is False
-    k, v = (_keys(shape, asked.dtype, odd) for shape in (key_shapes[0], key_shapes[-1]))
-    given: dict[str, Any] = {"causal": False, "scale": None, "window": None, "softcap": None, "align": "bottom-right"}
-    given |= asked.given(*_OPTIONS)
-    given["softcap"] = 1.0 if given["softcap"] is True else given["softcap"]
+    q, k, v = empty_on_meta(q_shape, asked.dtype), _keys(k_shape, asked.dtype, odd), _keys(v_shape, asked.dtype, odd)
+    check_ranks(asked.operator, q, k, v, packed=packed)
     lengths = None
-    check_ranks(asked.operator, q, k, v, "tokens, heads, head_dim" if packed else "batch, heads, seq, head_dim")
     if packed:
-        sequences, longest_q, longest_k = (
-            asked.number(name, default)
-            for name, default in (("sequences", 1), ("max_seqlen_q", len(q)), ("max_seqlen_k", len(k)))
-        )
         pages = None
         if (page_size := asked.options.get("page_size")) is not None:
+            longest = asked.number("max_seqlen_k", len(k))
             k, v = (empty_on_meta((-(-len(t) // page_size), page_size, *t.shape[1:]), t.dtype) for t in (k, v))
-            table = empty_on_meta((sequences, -(-longest_k // page_size)), torch.int32)
-            pages = k, v, table
-        starts = empty_on_meta((sequences + 1,), torch.int32)
-        lengths = packing(asked.operator, (starts, starts), (longest_q, longest_k), pages=pages)
-    heads = q.shape[1]
+            pages = k, v, empty_on_meta((asked.number("sequences", 1), -(-longest // page_size)), torch.int32)
+        lengths = packing_of(asked, len(q), k_shape[0], pages)
     sinks, slopes = (
-        empty_on_meta((heads,), torch.float32) if asked.has(name) else None for name in ("sinks", "alibi_slopes")
+        empty_on_meta(q.shape[1:2], torch.float32) if asked.has(name) else None for name in ("sinks", "alibi_slopes")
     )
-    wanted = options(asked.operator, head_dim=q.shape[-1], **given)
+    wanted = options_of(asked, q.shape[-1])
     backend = asked.options.get("backend", "auto")
     lse = empty_on_meta(q.shape[:-1], torch.float32) if asked.options.get("return_lse") else None
     extras = Extras(sinks, slopes, _bias(asked))
     call = AttentionCall(q, k, v, extras, wanted, backend, lengths, lse=lse, described=asked.device)
     check(call)
     return call
+
+
+def take_shapes(asked: Asked, *, packed: bool) -> tuple[tuple[int, ...], ...]:
+    """Shapes of q, k and v; v's is k's where the question has two."""
+    rank = (3,) if packed else (4,)
+    shapes = asked.take(rank, rank, *(rank for _ in asked.shapes[2:3]))
+    return shapes[0], shapes[1], shapes[-1]
+
+
+def packing_of(asked: Asked, queries: int, keys: int, pages: tuple[Tensor, Tensor, Tensor] | None = None) -> Packed:
+    """The lengths of a question about packed sequences, by default one of all queries and keys."""
+    starts = empty_on_meta((asked.number("sequences", 1) + 1,), torch.int32)
+    longest = asked.number("max_seqlen_q", queries), asked.number("max_seqlen_k", keys)
+    return packing(asked.operator, (starts, starts), longest, pages=pages)
+
+
+def options_of(asked: Asked, head_dim: int) -> Options:
+    """What a question says beside tensors."""
+    given = asked.given(*OPTIONS)
+    if given.get("softcap") is True:
+        given["softcap"] = 1.0
+    return options(asked.operator, head_dim=head_dim, **given)
 
 
 def _keys(shape: tuple[int, ...], dtype: torch.dtype, odd: bool) -> Tensor:

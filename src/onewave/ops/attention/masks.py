@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -21,6 +22,9 @@ _SMALLEST = 1.1754943508222875e-38
 _SOFTCAPS = (1e-6, 1e4)
 # Beyond any sequence: as good as no limit.
 _MAX_KEYS = 1 << 40
+MAX_KEYS = 1 << 30
+"""Keys of a sequence, at most, on a GPU."""
+_LOG2E = math.log2(math.e)
 
 Window = int | Sequence[int | None]
 
@@ -49,24 +53,30 @@ class Options:
         return self.scale, self.left, self.right, self.top_left, self.softcap
 
     @property
-    def align(self) -> str:
-        """top_left as the operators' argument."""
-        return "top-left" if self.top_left else "bottom-right"
-
-    @property
     def hides_keys(self) -> bool:
         return self.left is not None or self.right is not None
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """left and right as kernels take them, 0 for None: a place plus a side stays inside 32 bits."""
+        return min(self.left or 0, MAX_KEYS), min(self.right or 0, MAX_KEYS)
+
+    @property
+    def factors(self) -> tuple[float, float, float]:
+        """A score's factor in units of log2; with a softcap its double inside tanh, and what tanh is multiplied by."""
+        cap = self.softcap or 1.0
+        return self.scale * _LOG2E, 2 * _LOG2E * self.scale / cap, _LOG2E * cap
 
 
 def options(
     operator: str,
     *,
     head_dim: int,
-    causal: bool,
-    scale: float | None,
-    window: Window | None,
-    softcap: float | None,
-    align: str,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    align: str = "bottom-right",
 ) -> Options:
     """Check and normalise; see op.attention for the meaning of each. Raises InvalidArgumentError."""
     if align not in ALIGNMENTS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from onewave.ops.attention.checks import check, check_lengths, check_ranks, pack
 from onewave.ops.attention.choose import choose
 from onewave.ops.attention.masks import Window, options
 from onewave.ops.attention.pages import with_rows_of_pages
+from onewave.ops.attention.plan import AttentionChoice
 from onewave.ops.backends import load
 from onewave.ops.library import is_watched, refuse_grad, register
 
@@ -70,15 +72,13 @@ def attention(
     Forward only: backward raises UnsupportedError. Raises ShapeError, UnsupportedError, InvalidArgumentError. Source:
     Dao 2023, arXiv:2307.08691.
     """
-    check_ranks(_NAME, q, k, v, "batch, heads, seq, head_dim")
+    check_ranks(_NAME, q, k, v, packed=False)
     wanted = options(
         _NAME, head_dim=q.shape[3], causal=causal, scale=scale, window=window, softcap=softcap, align=align
     )
-    watched = is_watched(q, k, v, sinks, alibi_slopes, bias, out)
-    lse = empty_lse(q) if return_lse and not watched else None
-    call = AttentionCall(q, k, v, Extras(sinks, alibi_slopes, bias), wanted, backend, None, out, lse)
+    call = AttentionCall(q, k, v, Extras(sinks, alibi_slopes, bias), wanted, backend, None, out)
     check(call)
-    return _result(call, watched, return_lse)
+    return answer(call, return_lse)
 
 
 def attention_varlen(
@@ -120,44 +120,43 @@ def attention_varlen(
     UnsupportedError, InvalidArgumentError.
     """
     starts, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-    if block_table is None:
-        check_ranks(_VARLEN, q, k, v, "tokens, heads, head_dim")
-        packed = packing(_VARLEN, starts, longest)
-    else:
-        packed = packing(_VARLEN, starts, longest, pages=(k, v, block_table))
-        check_ranks(_VARLEN, q, k[:, 0], v[:, 0], "tokens, heads, head_dim")
+    pages = None if block_table is None else (k, v, block_table)
+    if pages is None:
+        check_ranks(_VARLEN, q, k, v, packed=True)
+    packed = packing(_VARLEN, starts, longest, pages=pages)
+    if pages is not None:
+        check_ranks(_VARLEN, q, k[:, 0], v[:, 0], packed=True)
     wanted = options(
         _VARLEN, head_dim=q.shape[2], causal=causal, scale=scale, window=window, softcap=softcap, align=align
     )
-    watched = is_watched(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, alibi_slopes, bias, out, block_table)
-    lse = empty_lse(q) if return_lse and not watched else None
-    call = AttentionCall(q, k, v, Extras(sinks, alibi_slopes, bias), wanted, backend, packed, out, lse)
+    call = AttentionCall(q, k, v, Extras(sinks, alibi_slopes, bias), wanted, backend, packed, out)
     check(call)
-    return _result(call, watched, return_lse)
+    return answer(call, return_lse)
 
 
-def _result(call: AttentionCall, watched: bool, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
-    """Run a checked call, as a registered operator where something watches."""
-    out, lse = call.out, call.lse
-    if out is not None:
-        refuse_grad(f"{call.name}: out=", *call.tensors, out)
-    if not watched:
-        result = run(call)
-    elif out is None:
-        result, lse = getattr(torch.ops.onewave, call.name)(*call.flat)
-    else:
-        result, lse = out, empty_lse(call.q)
-        getattr(torch.ops.onewave, f"{call.name}_out")(out, lse, *call.flat)
-    return result if lse is None or not return_lse else (result, lse)
-
-
-def run(call: AttentionCall) -> Tensor:
+def run(call: AttentionCall, choose: Callable[[Any], AttentionChoice] = choose) -> Tensor:
     """Run what is chosen for a checked call: write and return its output, and its LSE."""
     check_lengths(call)
     choice = choose(call)
     if choice.copies_pages:
         call = with_rows_of_pages(call)
     return load(_NAME, choice.module).run(call, choice)
+
+
+def answer(call: AttentionCall, return_lse: bool, run: Callable[[Any], Tensor] = run) -> Tensor | tuple[Tensor, Tensor]:
+    """Run a checked call, as a registered operator where something watches."""
+    out, lse = call.out, None
+    if out is not None:
+        refuse_grad(f"{call.name}: out=", *call.tensors, out)
+    if not is_watched(*call.tensors, out):
+        lse = empty_lse(call.q) if return_lse else None
+        result = run(call if lse is None else replace(call, lse=lse))
+    elif out is None:
+        result, lse = getattr(torch.ops.onewave, call.name)(*call.flat)
+    else:
+        result, lse = out, empty_lse(call.q)
+        getattr(torch.ops.onewave, f"{call.name}_out")(out, lse, *call.flat)
+    return result if lse is None or not return_lse else (result, lse)
 
 
 def _fake(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:

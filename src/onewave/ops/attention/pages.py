@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, ShapeError
 from onewave.ops.attention.call import AttentionCall
 from onewave.ops.attention.masks import Options
 from onewave.ops.library import check_tensors
@@ -30,9 +30,6 @@ def check_pages(name: str, k: Tensor, v: Tensor, block_table: Tensor, starts_k: 
         raise ShapeError(
             f"{name}: block_table", got=f"strides {block_table.stride()}", allowed="a contiguous last axis"
         )
-    if block_table.device != k.device:
-        got = f"{k.device} and {block_table.device}"
-        raise UnsupportedError(f"{name}: devices", got=got, allowed="one device for all tensors")
     if k.shape[1] < 1:
         raise ShapeError(f"{name}: page_size", got=str(k.shape[1]), allowed="at least 1")
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onewave.ops.attention.call import AttentionCall
-from onewave.ops.attention.masks import Window, options, rows_of_sequences, visible_keys
+from onewave.ops.attention.call import AttentionCall, Extras
+from onewave.ops.attention.masks import Options, options, rows_of_sequences, visible_keys
 from onewave.ops.attention.plan import AttentionChoice
 from onewave.ops.library import outside_autocast
 
 
 def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
     """Write and return the output, and call.lse."""
-    out, lse, wanted, packed = call.output(), call.lse, call.options, call.packed
-    given: dict[str, Any] = {
-        "scale": wanted.scale, "window": (wanted.left, wanted.right), "softcap": wanted.softcap, "align": wanted.align,
-    }  # fmt: skip
-    given |= call.extras._asdict()
+    out, lse, packed = call.output(), call.lse, call.packed
     if packed is None:
-        result, result_lse = attention(call.q, call.k, call.v, **given)
+        result, result_lse = attend(call.q, call.k, call.v, call.extras, call.options)
     else:
         starts = packed.cu_seqlens_q, packed.cu_seqlens_k
-        result, result_lse = attention_varlen(call.q, call.k, call.v, *starts, **given)
+        result, result_lse = attend_packed((call.q, call.k, call.v), starts, call.extras, call.options)
         # Tokens outside every sequence stay as they are.
         written = rows_of_sequences(starts[0], len(call.q), packed.max_seqlen_q)
         result = torch.where(written[:, None, None], result, out)
@@ -35,39 +32,39 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
     return out.copy_(result)
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> tuple[Tensor, Tensor]:
+    """Return attend's results for op.attention's keywords."""
+    return attend(q, k, v, *_asked(q, keywords))
+
+
+def attention_varlen(q: Tensor, k: Tensor, v: Tensor, *starts: Tensor, **keywords: Any) -> tuple[Tensor, Tensor]:
+    """Return attend_packed's results for op.attention_varlen's keywords. starts: cu_seqlens_q, cu_seqlens_k."""
+    return attend_packed((q, k, v), starts, *_asked(q, keywords))
+
+
+def _asked(q: Tensor, keywords: dict[str, Any]) -> tuple[Extras, Options]:
+    extras = Extras(*(keywords.pop(name, None) for name in Extras._fields))
+    return extras, options("attention", head_dim=q.shape[-1], **keywords)
+
+
 @outside_autocast
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    align: str = "bottom-right",
-) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, extras: Extras, wanted: Options) -> tuple[Tensor, Tensor]:
     """See op.attention for shapes. Returns (out, lse), computed in float32 (float64 inputs: in float64).
 
     Keys and values that no query sees may hold NaN.
     """
+    sinks, alibi_slopes, bias = extras
     batch, num_heads, num_queries, head_dim = q.shape
     num_kv_heads, num_keys = k.shape[1:3]
     exact = torch.promote_types(q.dtype, torch.float32)
-    wanted = options(
-        "attention", head_dim=head_dim, causal=causal, scale=scale, window=window, softcap=softcap, align=align
-    )
     if q.numel() == 0 or num_keys == 0:
         lse = torch.full((batch, num_heads, num_queries), float("-inf"), dtype=exact, device=q.device)
         return torch.zeros_like(q), lse
     # The query heads of a group are rows of one product: nothing is repeated.
     grouped = q.to(exact).reshape(batch, num_kv_heads, -1, head_dim)
     scores = (grouped @ k.to(exact).transpose(-1, -2)).view(batch, num_heads, num_queries, num_keys) * wanted.scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    if wanted.softcap is not None:
+        scores = wanted.softcap * torch.tanh(scores / wanted.softcap)
     if alibi_slopes is not None:
         place = torch.arange(num_queries, device=q.device)[:, None] + wanted.shift(num_queries, num_keys)
         distance = (place - torch.arange(num_keys, device=q.device)).abs()
@@ -94,45 +91,39 @@ def attention(
     return result, lse
 
 
-def attention_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: Window | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    align: str = "bottom-right",
+def attend_packed(
+    operands: tuple[Tensor, Tensor, Tensor], starts: Sequence[Tensor], extras: Extras, wanted: Options
 ) -> tuple[Tensor, Tensor]:
-    """One sequence after another; reads the lengths on the host. See op.attention_varlen."""
+    """One sequence after another; reads the lengths on the host. See op.attention_varlen.
+
+    operands: q, k, v. starts: cu_seqlens_q, cu_seqlens_k.
+    """
+    q, k, v = operands
     exact = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros_like(q)
     lse = torch.full((q.shape[1], q.shape[0]), float("-inf"), dtype=exact, device=q.device)
-    starts_q, starts_k = [int(n) for n in cu_seqlens_q], [int(n) for n in cu_seqlens_k]
+    starts_q, starts_k = ([int(n) for n in each] for each in starts)
     for row in range(len(starts_q) - 1):
         queries, keys = slice(starts_q[row], starts_q[row + 1]), slice(starts_k[row], starts_k[row + 1])
         num_queries, num_keys = queries.stop - queries.start, keys.stop - keys.start
-        part_bias = None
-        if bias is not None:
-            # As many leading axes as [sequences, heads, Sq, Sk] has; axes of size 1 stay broadcast.
-            full = bias.view((1,) * (4 - bias.ndim) + bias.shape)
-            full = full[row : row + 1] if full.shape[0] > 1 else full
-            full = full[:, :, :num_queries] if full.shape[2] > 1 else full
-            if full.shape[2] != 1 and full.shape[2] < num_queries:  # of rows beyond max_seqlen_q, which are not kept
-                full = F.pad(full, (0, 0, 0, num_queries - full.shape[2]))
-            part_bias = full[..., :num_keys] if full.shape[3] > 1 else full
-        slopes = alibi_slopes[row : row + 1] if alibi_slopes is not None and alibi_slopes.ndim == 2 else alibi_slopes
-        part, part_lse = attention(
-            *(tensor[None].transpose(1, 2) for tensor in (q[queries], k[keys], v[keys])),
-            causal=causal, scale=scale, window=window, softcap=softcap, sinks=sinks, alibi_slopes=slopes,
-            bias=part_bias, align=align,
-        )  # fmt: skip
+        of_row = extras._replace(bias=_bias_of(extras.bias, row, num_queries, num_keys))
+        if of_row.alibi_slopes is not None and of_row.alibi_slopes.ndim == 2:
+            of_row = of_row._replace(alibi_slopes=of_row.alibi_slopes[row : row + 1])
+        row_q, row_k, row_v = (tensor[None].transpose(1, 2) for tensor in (q[queries], k[keys], v[keys]))
+        part, part_lse = attend(row_q, row_k, row_v, of_row, wanted)
         out[queries] = part[0].transpose(0, 1)
         lse[:, queries] = part_lse[0]
     return out, lse
+
+
+def _bias_of(bias: Tensor | None, row: int, num_queries: int, num_keys: int) -> Tensor | None:
+    """A sequence's part of a bias; axes of size 1 stay broadcast."""
+    if bias is None:
+        return None
+    # As many leading axes as [sequences, heads, Sq, Sk] has.
+    full = bias.view((1,) * (4 - bias.ndim) + bias.shape)
+    full = full[row : row + 1] if full.shape[0] > 1 else full
+    full = full[:, :, :num_queries] if full.shape[2] > 1 else full
+    if full.shape[2] != 1 and full.shape[2] < num_queries:  # of rows beyond max_seqlen_q, which are not kept
+        full = F.pad(full, (0, 0, 0, num_queries - full.shape[2]))
+    return full[..., :num_keys] if full.shape[3] > 1 else full

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.call import AttentionCall, Extras, Packed, empty_lse, like
-from onewave.ops.attention.checks import check_extras
+from onewave.ops.attention.checks import check_operands
 from onewave.ops.attention.masks import Options
 from onewave.ops.library import check_optional
 
@@ -89,43 +89,22 @@ def lse_of(q: Tensor, *, with_lse: bool) -> Tensor:
 def check(call: Fp8Call) -> None:
     """Check a call whose ranks, packing and options are right. Raises ShapeError, UnsupportedError,
     InvalidArgumentError."""
-    q, k, v, packed = call.q, call.k, call.v, call.packed
+    q, head_dim = call.q, call.q.shape[-1]
     check_optional(_NAME, dict(zip(("q_scale", "k_scale", "v_scale"), call.scales, strict=True)))
     if call.backend not in _BACKENDS:
         raise InvalidArgumentError(f"{_NAME}: backend", got=shown(call.backend), allowed=", ".join(_BACKENDS))
     if call.out_dtype not in _OUTS:
         raise UnsupportedError(f"{_NAME}: out_dtype", got=str(call.out_dtype), allowed="torch.bfloat16, torch.float16")
-    if k.shape != v.shape or k.shape[-1] != q.shape[-1] or (packed is None and k.shape[0] != q.shape[0]):
-        shapes = f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
-        raise ShapeError(f"{_NAME}: q, k, v", got=shapes, allowed="k and v of one shape, and batch and head_dim of q")
-    num_heads, num_kv_heads, head_dim = q.shape[1], k.shape[1], q.shape[-1]
-    if num_kv_heads == 0 or num_heads % num_kv_heads:
-        got = f"{num_heads} query heads, {num_kv_heads} KV heads"
-        raise ShapeError(f"{_NAME}: heads", got=got, allowed="a multiple of the KV heads")
+    check_operands(call)
     if head_dim % _STEP or not 0 < head_dim <= _MAX_HEAD_DIM:
         allowed = f"multiples of {_STEP} up to {_MAX_HEAD_DIM}"
         raise UnsupportedError(f"{_NAME}: head_dim", got=str(head_dim), allowed=allowed, next="Use bfloat16.")
-    for label, tensor in (("q", q), ("k", k), ("v", v)):
+    heads = (q.shape[1], call.k.shape[1], call.k.shape[1])
+    for label, tensor, scale, n in zip("qkv", (q, call.k, call.v), call.scales, heads, strict=True):
         if tensor.dtype is not torch.float8_e4m3fn:
             raise UnsupportedError(f"{_NAME}: dtype of {label}", got=str(tensor.dtype), allowed="torch.float8_e4m3fn")
-        if tensor.device != q.device:
-            got = f"{q.device} and {tensor.device}"
-            raise UnsupportedError(f"{_NAME}: devices", got=got, allowed="one device for all tensors")
-        if tensor.stride(-1) != 1 and tensor.numel() > 0:
-            got = f"strides {tensor.stride()}"
-            raise ShapeError(f"{_NAME}: {label}", got=got, allowed="a contiguous last axis", next="Call .contiguous().")
-    heads = (num_heads, num_kv_heads, num_kv_heads)
-    for label, tensor, n in zip(("q", "k", "v"), call.scales, heads, strict=True):
-        if tensor is None:
-            continue
-        if tensor.shape != (n,) or tensor.dtype is not torch.float32 or tensor.device != q.device:
-            got = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
-            raise ShapeError(f"{_NAME}: {label}_scale", got=got, allowed=f"float32 [{n}] on {q.device}")
+        if scale is not None and (scale.shape != (n,) or scale.dtype is not torch.float32):
+            got = f"{scale.dtype} {tuple(scale.shape)}"
+            raise ShapeError(f"{_NAME}: {label}_scale", got=got, allowed=f"float32 [{n}]")
     if not call.options.scale > 0:
         raise InvalidArgumentError(f"{_NAME}: scale", got=str(call.options.scale), allowed="greater than 0")
-    for starts in call.starts:
-        if starts is not None and starts.device != q.device:
-            got = f"{q.device} and {starts.device}"
-            raise UnsupportedError(f"{_NAME}: devices", got=got, allowed="one device for all tensors")
-    batch = q.shape[0] if packed is None else packed.num_sequences
-    check_extras(_NAME, q, call.extras, batch=batch, scores=(0, 0))

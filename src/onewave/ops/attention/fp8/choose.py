@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any
 
 import torch
 
 from onewave.base.device import Device
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.call import AttentionCall, Extras, Packed
-from onewave.ops.attention.checks import check_ranks, packing
+from onewave.ops.attention.checks import check_ranks
+from onewave.ops.attention.choose import OPTIONS, options_of, packing_of, take_shapes
 from onewave.ops.attention.choose import choose as choose_attention
 from onewave.ops.attention.fp8.call import Fp8Call, check
 from onewave.ops.attention.fp8.plan import COLUMNS, FP8_TILE, KEYS, ROWS, WARPGROUPS, deal
 from onewave.ops.attention.hopper.choose import undescribable, why_dealt, work_of
 from onewave.ops.attention.hopper.plan import swept
-from onewave.ops.attention.masks import Options, options
+from onewave.ops.attention.masks import Options
 from onewave.ops.attention.plan import AttentionChoice, Facts
 from onewave.ops.backends import load
 from onewave.ops.choice import Asked, because, empty_on_meta
 
 _HOPPER = (9, 0)
 _SWEPT_HEAD_DIM = 128
-_OPTIONS = ("causal", "scale", "window", "softcap", "align")
 _KNOWN = {
-    *_OPTIONS, "backend", "max_seqlen_k", "max_seqlen_q", "out_dtype", "q_scale", "k_scale", "v_scale", "return_lse",
+    *OPTIONS, "backend", "max_seqlen_k", "max_seqlen_q", "out_dtype", "q_scale", "k_scale", "v_scale", "return_lse",
     "sequences", "sinks",
 }  # fmt: skip
 
@@ -132,19 +131,11 @@ def describe(asked: Asked) -> Fp8Call:
     """A question: q and k; packed if `sequences` is given. dtype: of the output, bf16 where it is float8 itself."""
     asked.allow(_KNOWN)
     packed = asked.has("sequences")
-    rank = (3,) if packed else (4,)
-    q_shape, k_shape, *v_shape = asked.take(rank, rank, *(rank for _ in asked.shapes[2:]))
     f8 = torch.float8_e4m3fn
-    q, k, v = (empty_on_meta(shape, f8) for shape in (q_shape, k_shape, *(v_shape or [k_shape])))
-    check_ranks(asked.operator, q, k, v, "tokens, heads, head_dim" if packed else "batch, heads, seq, head_dim")
-    lengths = None
-    if packed:
-        starts = empty_on_meta((asked.number("sequences", 1) + 1,), torch.int32)
-        longest = asked.number("max_seqlen_q", len(q)), asked.number("max_seqlen_k", len(k))
-        lengths = packing(asked.operator, (starts, starts), longest)
-    given: dict[str, Any] = {"causal": False, "scale": None, "window": None, "softcap": None, "align": "bottom-right"}
-    given |= asked.given(*_OPTIONS)
-    wanted = options(asked.operator, head_dim=q.shape[-1], **given)
+    q, k, v = (empty_on_meta(shape, f8) for shape in take_shapes(asked, packed=packed))
+    check_ranks(asked.operator, q, k, v, packed=packed)
+    lengths = packing_of(asked, len(q), len(k)) if packed else None
+    wanted = options_of(asked, q.shape[-1])
     sinks = empty_on_meta(q.shape[1:2], torch.float32) if asked.has("sinks") else None
     call = Fp8Call(
         q, k, v, Extras(sinks), wanted, asked.options.get("backend", "auto"), lengths, described=asked.device,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
@@ -18,11 +16,9 @@ from onewave.ops.attention.fp8.call import Fp8Call
 from onewave.ops.attention.fp8.kernel import fp8_kernel, turn_values
 from onewave.ops.attention.fp8.plan import COLUMNS, FP8_TILE, KEYS, ROWS, WARPGROUPS
 from onewave.ops.attention.hopper.order import order_of
+from onewave.ops.attention.masks import MAX_KEYS
 from onewave.ops.attention.plan import AttentionChoice
 
-_LOG2E = math.log2(math.e)
-# A place plus a side stays inside 32 bits.
-_MAX_KEYS = 1 << 30
 _FLOAT_BYTES = 4
 
 
@@ -44,17 +40,13 @@ def run(call: Fp8Call, choice: AttentionChoice) -> Tensor:
         # Rows whose window begins beyond the last key have a tile of zeros there, and not another head's values.
         rows = ROWS * WARPGROUPS
         v_tiles = max(v_tiles, ((num_queries - 1) // rows * rows + shift - wanted.left) // KEYS + 1)
-    flags = {
-        "RAGGED": packed is not None, "TOP_LEFT": wanted.top_left, "LEFT": wanted.left is not None,
-        "RIGHT": wanted.right is not None,
-    }  # fmt: skip
-    left, right = (min(side or 0, _MAX_KEYS) for side in (wanted.left, wanted.right))
+    left, right = wanted.sides
     steps = (sequences or 0).bit_length() + 1
-    longest = _MAX_KEYS if packed is None else packed.max_seqlen_q
+    longest = MAX_KEYS if packed is None else packed.max_seqlen_q
     (starts_q, starts_k), scales, sinks = call.starts, call.filled_scales(), call.dense_sinks
     with held(q.device):
         sizes = (num_keys, first_key, sequences or 0, steps, v_tiles, left, right)
-        tiles = _turned(v, call.starts, sizes, flags)
+        tiles = _turned(v, call, sizes)
         order, which, rounds = order_of(plan, call)
         if packed is None:
             k = k[:, :, first_key:num_keys]
@@ -88,23 +80,16 @@ def run(call: Fp8Call, choice: AttentionChoice) -> Tensor:
             shift,
             left,
             right,
-            wanted.scale * _LOG2E,
-            2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
-            _LOG2E * (wanted.softcap or 1.0),
+            *wanted.factors,
             ORDER=which,
-            SOFTCAP=wanted.softcap is not None,
-            SINKS=sinks is not None,
-            LSE=lse is not None,
             num_warps=4,
             **FP8_TILE,
-            **flags,
+            **call.flags,
         )
     return result
 
 
-def _turned(
-    v: Tensor, starts: tuple[Tensor | None, Tensor | None], sizes: tuple[int, ...], flags: dict[str, bool]
-) -> TensorDescriptor:
+def _turned(v: Tensor, call: Fp8Call, sizes: tuple[int, ...]) -> TensorDescriptor:
     """Launch turn_values; the descriptor of what it writes. sizes: its arguments from num_keys to right."""
     batch, kv_heads, _, head_dim = v.shape
     v_tiles = sizes[4]
@@ -112,9 +97,10 @@ def _turned(
     turned = scratch(v.device, rows * KEYS // _FLOAT_BYTES, "turned values").view(torch.uint8)
     values = v.view(torch.uint8)
     grid, axis = grid_of(batch * v_tiles, kv_heads)
+    flags = {name: call.flags[name] for name in ("RAGGED", "TOP_LEFT", "LEFT", "RIGHT")}
     launch_kernel(
         turn_values, grid,
-        values, turned, *(values if each is None else each for each in starts), *v.stride()[:3], *sizes,
+        values, turned, *(values if each is None else each for each in call.starts), *v.stride()[:3], *sizes,
         head_dim=head_dim, D=COLUMNS, BN=KEYS, AXIS=axis, num_warps=4, **flags,
     )  # fmt: skip
     tiles = turned[: rows * KEYS].view(torch.float8_e4m3fn).view(rows, KEYS)

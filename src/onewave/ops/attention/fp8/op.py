@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.ops.attention.call import Extras, Packed, empty_lse
-from onewave.ops.attention.checks import check_lengths, check_ranks, packing
+from onewave.ops.attention.call import Extras, Packed
+from onewave.ops.attention.checks import check_ranks, packing
 from onewave.ops.attention.fp8.call import SCHEMA, Fp8Call, check, fp8_call, lse_of
 from onewave.ops.attention.fp8.choose import choose
 from onewave.ops.attention.masks import Window, options
-from onewave.ops.backends import load
-from onewave.ops.library import is_watched, register
+from onewave.ops.attention.op import answer, run
+from onewave.ops.library import register
 
 _NAME = "attention_fp8"
 
@@ -62,23 +62,16 @@ def attention_fp8(
     1999, Neural Computation 11(4).
     """
     starts, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-    layout = "batch, heads, seq, head_dim" if cu_seqlens_q is None else "tokens, heads, head_dim"
-    check_ranks(_NAME, q, k, v, layout)
+    check_ranks(_NAME, q, k, v, packed=cu_seqlens_q is not None)
     wanted = options(
         _NAME, head_dim=q.shape[-1], causal=causal, scale=scale, window=window, softcap=softcap, align=align
     )
-    watched = is_watched(q, k, v, q_scale, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, sinks)
-    lse = empty_lse(q) if return_lse and not watched else None
     call = Fp8Call(
-        q, k, v, Extras(sinks), wanted, backend, _packing(starts, longest), None, lse,
-        scales=(q_scale, k_scale, v_scale), out_dtype=out_dtype, with_lse=return_lse,
+        q, k, v, Extras(sinks), wanted, backend, _packing(starts, longest), scales=(q_scale, k_scale, v_scale),
+        out_dtype=out_dtype, with_lse=return_lse,
     )  # fmt: skip
     check(call)
-    if watched:
-        result, lse = torch.ops.onewave.attention_fp8(*call.flat)
-    else:
-        result = _run(call)
-    return result if lse is None or not return_lse else (result, lse)
+    return answer(call, return_lse, _run)
 
 
 def _packing(starts: tuple[Tensor | None, Tensor | None], longest: tuple[int | None, int | None]) -> Packed | None:
@@ -96,9 +89,7 @@ def _packing(starts: tuple[Tensor | None, Tensor | None], longest: tuple[int | N
 
 
 def _run(call: Fp8Call) -> Tensor:
-    check_lengths(call)
-    choice = choose(call)
-    return load("attention", choice.module).run(call, choice)
+    return run(call, choose)
 
 
 def _library(*flat: Any) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor
 
 from onewave.gpu.launch import launch_kernel
@@ -11,10 +9,7 @@ from onewave.ops.attention.call import AttentionCall
 from onewave.ops.attention.mma.kernel import mma_kernel
 from onewave.ops.attention.plan import AttentionChoice
 
-_LOG2E = math.log2(math.e)
 _PIECE, _PIECE_BYTES = 8, 16
-# A place plus a side stays inside 32 bits.
-_MAX_KEYS = 1 << 30
 _ALL_REGISTERS = 255
 
 
@@ -49,11 +44,8 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
         k.shape[2],
         choice.tiles,
         wanted.shift(num_queries, k.shape[2]) if packed is None else 0,
-        min(wanted.left or 0, _MAX_KEYS),
-        min(wanted.right or 0, _MAX_KEYS),
-        wanted.scale * _LOG2E,
-        2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
-        _LOG2E * (wanted.softcap or 1.0),
+        *wanted.sides,
+        *wanted.factors,
         PACK=choice.packed_heads,
         HEAD_DIM=head_dim,
         WIDTH=choice.width,
@@ -61,18 +53,12 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
         KEYS=choice.block_n,
         WARPS=choice.num_warps,
         UNIT=unit,
-        RAGGED=packed is not None,
-        TOP_LEFT=wanted.top_left,
-        LEFT=wanted.left is not None,
-        RIGHT=wanted.right is not None,
-        SOFTCAP=wanted.softcap is not None,
-        SINKS=sinks is not None,
         # Folding scale into the exponent takes the max before scaling: only a positive scale keeps its place.
         FOLD=wanted.scale > 0 and wanted.softcap is None,
-        LSE=lse is not None,
         num_warps=choice.num_warps,
         # Copies element by element, through registers, would spill below.
         maxnreg=choice.max_registers if unit == _PIECE else _ALL_REGISTERS,
+        **call.flags,
     )
     return result
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -12,10 +10,6 @@ from onewave.gpu.launch import launch_kernel
 from onewave.ops.attention.call import AttentionCall
 from onewave.ops.attention.plan import AttentionChoice
 from onewave.ops.attention.triton.kernel import attention_kernel
-
-_LOG2E = math.log2(math.e)
-# A place plus a side stays inside 32 bits.
-_MAX_KEYS = 1 << 30
 
 
 def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
@@ -32,7 +26,7 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
         num_keys = min(num_keys, num_queries + shift + wanted.right)
         k, v = k[:, :, :num_keys], v[:, :, :num_keys]
     if choice.descriptors and wanted.left is not None and not ragged:
-        first = max(0, shift - min(wanted.left, _MAX_KEYS))
+        first = max(0, shift - wanted.sides[0])
         k, v = k[:, :, first:], v[:, :, first:]
     is_bool = bias is not None and bias.dtype is torch.bool
     if bias is not None:
@@ -63,30 +57,21 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
         num_keys,
         choice.tiles,
         shift,
-        min(wanted.left or 0, _MAX_KEYS),
-        min(wanted.right or 0, _MAX_KEYS),
-        wanted.scale * _LOG2E,
-        2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
-        _LOG2E * (wanted.softcap or 1.0),
+        *wanted.sides,
+        *wanted.factors,
         PACK=choice.packed_heads,
         HEAD_DIM=head_dim,
         WIDTH=choice.width,
         BLOCK_M=choice.block_m,
         BLOCK_N=choice.block_n,
         TMA=choice.descriptors,
-        RAGGED=ragged,
-        TOP_LEFT=wanted.top_left,
-        LEFT=wanted.left is not None,
-        RIGHT=wanted.right is not None,
-        SOFTCAP=wanted.softcap is not None,
-        SINKS=sinks is not None,
         ALIBI=slopes is not None,
         BIAS=0 if bias is None else 1 if is_bool else 2,
         POSITIVE=wanted.scale > 0,
-        LSE=lse is not None,
         TAIL=ragged or wanted.right is not None or num_keys % choice.block_n != 0,
         num_warps=choice.num_warps,
         num_stages=choice.num_stages,
+        **call.flags,
     )
     return result
 
