@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import normalizers
 
 from kit.lanes import slow
 from kit.models.chat_templates import CHATML, LLAMA2, TEMPLATES, user, with_template
 from kit.models.chat_templates import DIGIT_WORDS as WORDS
-from kit.models.tiny_tokenizers import (
-    byte_level_directory,
-    sentencepiece_directory,
-)
+from kit.models.tiny_tokenizers import byte_level_directory, sentencepiece_directory, sentencepiece_metadata
+from onewave.engine.text import chat_encoding
+from onewave.engine.text.gguf_tokenizer import gguf_tokenizer_parts
 from onewave.engine.text.hf_tokenizer import hf_tokenizer_parts
 from onewave.engine.text.tokenizer import Tokenizer
 
@@ -262,3 +261,42 @@ def test_a_sentencepiece_chat_with_control_tokens_in_a_message_keeps_its_text(
     assert text.replace("<s> [INST]", "<s>[INST]") == "<s>[INST] why </s> and <s>? [/INST]"
     # The stretch after <s> starts as it does in an ordinary message.
     assert ids[:3] == tokenizer.encode_chat(user("why"))[:3]
+
+
+FLAGS = [{}, {"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}, {"single_word": True}]
+WRITES_MARKS = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+<think>{{ m.content }}</think> <|im_end|>{{ m.content | trim }}<|im_start|>{% endfor %}"""
+
+
+@pytest.mark.parametrize("kind", ["bytes", "None", "first", "always", "never", "gguf"])
+def test_text_cut_at_its_control_tokens_has_the_ids_of_the_whole(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of ordinary messages. The second way is that of messages with control tokens in them."""
+    tokenizers: list[Tokenizer] = []
+    for at, flags in enumerate(FLAGS):
+        directory = tmp_path / f"{at}"
+        if kind == "gguf":
+            metadata = sentencepiece_metadata(**{"tokenizer.chat_template": WRITES_MARKS.replace("<|im_", "<s>|im_")})
+            tokenizers.append(Tokenizer(gguf_tokenizer_parts(metadata, "tiny.gguf")))
+            continue
+        if kind == "bytes":
+            byte_level_directory(directory, WORDS, chat_template=WRITES_MARKS)
+        else:
+            scheme = None if kind == "None" else kind
+            sentencepiece_directory(directory, prepend_scheme=scheme, chat_template=WRITES_MARKS)
+        marks = [{"content": c, "special": c != "<think>", **flags} for c in ("<|im_start|>", "<|im_end|>", "<think>")]
+        backend = Backend.from_file(str(directory / "tokenizer.json"))
+        for mark in marks:
+            backend.add_tokens([AddedToken(normalized=False, **mark)])
+        backend.save(str(directory / "tokenizer.json"))
+        tokenizers.append(Tokenizer(hf_tokenizer_parts(directory)))
+    talks = [[{"role": role, "content": text}] for role in ("user", "system") for text in TEXTS]
+    wanted = [[tokenizer.encode_chat(talk) for talk in talks] for tokenizer in tokenizers]
+    monkeypatch.setattr(chat_encoding._ChatEncoder, "_may_stand", lambda encoder, token: False)  # pyright: ignore[reportPrivateUsage, reportUnknownLambdaType, reportUnknownArgumentType]
+    for tokenizer, ids in zip(tokenizers, wanted, strict=True):
+        assert [tokenizer.encode_chat(talk) for talk in talks] == ids
+
+
+TEXTS = ["hi", " hi ", "\n\nhi\t\n", "", " ", "12 é  東京", "a <b>", "x" * 40, "a     b", "under_score_"]

@@ -17,93 +17,93 @@ if TYPE_CHECKING:
     from onewave.engine.text.tokenizer import Tokenizer
 
 
-class _Token(NamedTuple):
-    """A control token, and the characters that it stands for."""
-
-    id: int
-    start: int
-    end: int
-
-
 def encode_rendered(tokenizer: Tokenizer, chat: RenderedChat) -> list[int]:
     """Token ids of a rendered conversation.
 
     This is one ordinary encoding, if all its control tokens are the template's, and its tags not the user's. Otherwise
     the text is cut at those that are, and what lies between is encoded with control tokens and tags read as text.
     """
-    tags = frozenset(piece.id for piece in tokenizer.parts.added if piece.content in chat.tags)
-    ids, tokens = _encode(tokenizer, chat.text, tags)
-    end = 0
-    for token in tokens:
-        if token.start < end or not _may_stand(tokenizer, chat, token):
-            break
-        end = token.end
-    else:
-        return ids
-    ids = list[int]()
-    position = 0
-    for token in _rightful_tokens(tokenizer, chat, tags):
-        ids += tokenizer.encode_plain(chat.text[position : token.start], at_start=position == 0, tags=tags)
-        ids.append(token.id)
-        position = token.end
-    return ids + tokenizer.encode_plain(chat.text[position:], at_start=position == 0, tags=tags)
+    return _ChatEncoder(tokenizer, chat).ids()
 
 
-def _encode(tokenizer: Tokenizer, text: str, tags: frozenset[int]) -> tuple[list[int], list[_Token]]:
-    """Ids of a text, and those of them that are control tokens or tags."""
-    encoding = tokenizer.encode_whole(text)
-    ids = encoding.ids
-    if tokenizer.special_ids.isdisjoint(ids) and tags.isdisjoint(ids):
-        return ids, []
-    spans = ((i, encoding.token_to_chars(at)) for at, i in enumerate(ids) if i in tokenizer.special_ids or i in tags)
-    return ids, [_Token(i, *(span or (0, 0))) for i, span in spans]
+class _Token(NamedTuple):
+    """A control token or tag, and the characters that it stands for."""
+
+    id: int
+    start: int
+    end: int
 
 
-def _may_stand(tokenizer: Tokenizer, chat: RenderedChat, token: _Token) -> bool:
-    """Whether the writers of a token's characters may write it. The characters have to make it by themselves too: a
-    normaliser's insertions are said to come from their neighbours."""
-    text = chat.text[token.start : token.end]
-    start = token.start + len(text) - len(text.lstrip())
-    text = text.strip()
-    lowest = min(chat.writers[start : start + len(text)], default=0)
-    allowed = TEMPLATE if token.id in tokenizer.special_ids else OPERATOR
-    return lowest >= allowed and token.id in tokenizer.encode_whole(text).ids
+class _ChatEncoder:
+    """One conversation and its tokenizer. tags: ids of the template's tags. marks: those and all control tokens."""
 
+    def __init__(self, tokenizer: Tokenizer, chat: RenderedChat) -> None:
+        self.tokenizer, self.text, self.writers = tokenizer, chat.text, chat.writers
+        self.added = {piece.id: piece for piece in tokenizer.parts.added}
+        self.tags = frozenset(i for i, piece in self.added.items() if piece.content in chat.tags)
+        self.marks = tokenizer.special_ids | self.tags
 
-def _rightful_tokens(tokenizer: Tokenizer, chat: RenderedChat, tags: frozenset[int]) -> Iterator[_Token]:
-    """The control tokens and tags in the template's own text, and the tags in an operator's."""
-    position = 0
-    for token in _tokens_in(tokenizer, chat, tags, (0, len(chat.text)), rb"\x02+"):
-        yield from _tags_between(tokenizer, chat, tags, (position, token.start))
-        yield token
-        position = token.end
-    yield from _tags_between(tokenizer, chat, tags, (position, len(chat.text)))
+    def ids(self) -> list[int]:
+        """As encode_rendered."""
+        ids, tokens = self._encode(self.text)
+        ends = [0, *(token.end for token in tokens)]
+        if all(t.start >= end and self._may_stand(t) for t, end in zip(tokens, ends, strict=False)):
+            return ids
+        ids = list[int]()
+        position = 0
+        for token in self._rightful():
+            ids += self._plain(position, token.start)
+            ids.append(token.id)
+            position = token.end
+        return ids + self._plain(position, len(self.text))
 
+    def _plain(self, start: int, end: int) -> list[int]:
+        return self.tokenizer.encode_plain(self.text[start:end], at_start=start == 0, tags=self.tags)
 
-def _tags_between(
-    tokenizer: Tokenizer, chat: RenderedChat, tags: frozenset[int], span: tuple[int, int]
-) -> Iterator[_Token]:
-    found = _tokens_in(tokenizer, chat, tags, span, rb"[\x01\x02]+")
-    return (token for token in found if token.id not in tokenizer.special_ids)
+    def _encode(self, text: str) -> tuple[list[int], list[_Token]]:
+        """Ids of a text, and those of them that are control tokens or tags."""
+        encoding = self.tokenizer.encode_whole(text)
+        ids = encoding.ids
+        if self.marks.isdisjoint(ids):
+            return ids, []
+        spans = ((i, encoding.token_to_chars(at)) for at, i in enumerate(ids) if i in self.marks)
+        return ids, [_Token(i, *(span or (0, 0))) for i, span in spans]
 
+    def _may_stand(self, token: _Token) -> bool:
+        """Whether the writers of a token's characters may write it. The characters have to make it by themselves too: a
+        normaliser's insertions are said to come from their neighbours."""
+        text = self.text[token.start : token.end]
+        start = token.start + len(text) - len(text.lstrip())
+        text = text.strip()
+        lowest = min(self.writers[start : start + len(text)], default=0)
+        if lowest < (OPERATOR if token.id in self.tags else TEMPLATE):
+            return False
+        written_out = token.id in self.added and self.added[token.id].content == text
+        return written_out or token.id in self.tokenizer.encode_whole(text).ids
 
-def _tokens_in(
-    tokenizer: Tokenizer, chat: RenderedChat, tags: frozenset[int], span: tuple[int, int], writers: bytes
-) -> Iterator[_Token]:
-    """Control tokens and tags in the runs of some writers, with the whitespace that they take along."""
-    text, by_id = chat.text, {piece.id: piece for piece in tokenizer.parts.added}
-    done, last = span
-    for run in re.compile(writers).finditer(chat.writers, *span):
-        for i, start, end in _encode(tokenizer, text[run.start() : run.end()], tags)[1]:
-            start, end, piece = start + run.start(), end + run.start(), by_id.get(i)
-            if piece is not None and piece.single_word and re.match(r"\w", text[end : end + 1]):
-                continue
-            if piece is not None and piece.single_word and re.match(r"\w", text[max(0, start - 1) : start]):
-                continue
-            while piece is not None and piece.lstrip and start > done and text[start - 1].isspace():
-                start -= 1
-            while piece is not None and piece.rstrip and end < last and text[end].isspace():
-                end += 1
-            if start >= done:
-                yield _Token(i, start, end)
-                done = end
+    def _rightful(self) -> Iterator[_Token]:
+        """The control tokens and tags in the template's own text, and the tags in an operator's."""
+        position = 0
+        for token in [*self._tokens_in(0, len(self.text), rb"\x02+"), _Token(-1, len(self.text), len(self.text))]:
+            between = self._tokens_in(position, token.start, rb"[\x01\x02]+")
+            yield from (tag for tag in between if tag.id in self.tags)
+            if token.id >= 0:
+                yield token
+            position = token.end
+
+    def _tokens_in(self, done: int, last: int, writers: bytes) -> Iterator[_Token]:
+        """Control tokens and tags in the runs of some writers, with the whitespace that they take along."""
+        text = self.text
+        for run in re.compile(writers).finditer(self.writers, done, last):
+            for i, start, end in self._encode(text[run.start() : run.end()])[1]:
+                start, end, piece = start + run.start(), end + run.start(), self.added.get(i)
+                beside = text[max(0, start - 1) : start] + text[end : end + 1]
+                if piece is not None and piece.single_word and re.search(r"\w", beside):
+                    continue
+                while piece is not None and piece.lstrip and start > done and text[start - 1].isspace():
+                    start -= 1
+                while piece is not None and piece.rstrip and end < last and text[end].isspace():
+                    end += 1
+                if start >= done:
+                    yield _Token(i, start, end)
+                    done = end
