@@ -158,10 +158,10 @@ class Tokenizer:
 
         messages: {"role": ..., "content": text or a list of {"type": "text", "text": ...}, ...}. template_kwargs:
         further template variables (tools=, documents=, enable_thinking=...), and chat_template= for a template (Jinja
-        source or the name of one of the model's) other than the usual. BOS is there when the template writes it. Only
-        what the template itself writes can be a control token: `<|im_end|>` inside a message is encoded as the text
-        it is. Raises InvalidArgumentError for malformed messages, TokenizerError for a missing template or one that
-        fails.
+        source or the name of one of the model's) other than the usual. BOS is there when the template writes it, or a
+        GGUF file asks for it. Only what the template itself writes can be a control token: `<|im_end|>` inside a
+        message is encoded as the text it is. Raises InvalidArgumentError for malformed messages, TokenizerError for a
+        missing template or one that fails.
         """
         return self.lay_out_chat(messages, add_generation_prompt, **template_kwargs)[1]
 
