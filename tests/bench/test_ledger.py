@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from kit.ledgers import read_ledger
 from kit.paths import ROOT
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.settings import Settings
@@ -17,6 +19,8 @@ from onewave.bench import ledger
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
 
+# File name and line number, from 1.
+CITATION = re.compile(r"ledger/([a-z0-9-]+\.jsonl):(\d+)")
 LEDGERS = sorted((ROOT / "ledger").glob("*.jsonl"))
 TEXTS = [
     path
@@ -38,7 +42,7 @@ def test_a_record_survives_the_file(tmp_path):
     one, two = record(), record(model="b-model")
     assert ledger.append(tmp_path / "new", one) == "cpu.jsonl:1"
     assert ledger.append(tmp_path / "new", two) == "cpu.jsonl:2"
-    assert list(ledger.read(tmp_path / "new" / "cpu.jsonl")) == [one, two]
+    assert list(read_ledger(tmp_path / "new" / "cpu.jsonl")) == [one, two]
 
 
 def test_a_record_says_what_it_ran_on():
@@ -54,7 +58,7 @@ def test_a_record_says_what_it_ran_on():
 def test_an_argument_that_is_not_utf8_is_written_escaped(tmp_path):
     command = os.fsdecode(b"onewave bench latency --ledger led\xff")
     ledger.append(tmp_path, record(command=command))
-    assert [line["command"] for line in ledger.read(tmp_path / "cpu.jsonl")] == [command]
+    assert [line["command"] for line in read_ledger(tmp_path / "cpu.jsonl")] == [command]
 
 
 def test_where_a_line_does_not_fit_the_file_stays_as_it_was(tmp_path):
@@ -69,22 +73,14 @@ def test_where_a_line_does_not_fit_the_file_stays_as_it_was(tmp_path):
             ledger.append(tmp_path, record())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert list(ledger.read(tmp_path / "cpu.jsonl")) == [one]
+    assert list(read_ledger(tmp_path / "cpu.jsonl")) == [one]
 
 
 @pytest.mark.parametrize("found", [float("nan"), float("inf"), -float("inf")])
 def test_a_number_that_json_does_not_have_is_null(tmp_path, found):
     measured = ledger.Measurement("m", "x", "ms", summarize([1.0]), None, {"max_difference": found, "share": 0.5})
     ledger.append(tmp_path, ledger.as_record(measured, device_name="cpu", command="x", settings=SETTINGS))
-    assert next(ledger.read(tmp_path / "cpu.jsonl"))["extra"] == {"max_difference": None, "share": 0.5}
-
-
-def test_a_ledger_that_cannot_be_read_says_so(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="can't be read"):
-        next(ledger.read(tmp_path / "cpu.jsonl"))
-    (tmp_path / "cpu.jsonl").write_bytes(b'{"schema": "\xff"}\n')
-    with pytest.raises(InvalidArgumentError, match=r"cpu\.jsonl:1: not JSON"):
-        next(ledger.read(tmp_path / "cpu.jsonl"))
+    assert next(read_ledger(tmp_path / "cpu.jsonl"))["extra"] == {"max_difference": None, "share": 0.5}
 
 
 def test_a_line_that_broke_off_does_not_swallow_the_next(tmp_path):
@@ -93,8 +89,6 @@ def test_a_line_that_broke_off_does_not_swallow_the_next(tmp_path):
     path.write_bytes(path.read_bytes() + b'{"schema": 1, "comm')
     assert ledger.append(tmp_path, record()) == "cpu.jsonl:3"
     assert json.loads(path.read_text().splitlines()[2])["model"] == "a-model"
-    with pytest.raises(InvalidArgumentError, match=r"cpu\.jsonl:2: not JSON"):
-        list(ledger.read(path))
 
 
 def test_processes_that_append_together_lose_nothing(tmp_path):
@@ -105,7 +99,7 @@ def test_processes_that_append_together_lose_nothing(tmp_path):
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(2)]
     assert [writer.wait(60) for writer in writers] == [0, 0]
-    assert len(list(ledger.read(tmp_path / "cpu.jsonl"))) == 40
+    assert len(list(read_ledger(tmp_path / "cpu.jsonl"))) == 40
 
 
 @pytest.mark.parametrize(
@@ -139,13 +133,6 @@ def test_a_missing_field_is_named():
         ledger.validate(made, "here")
 
 
-def test_a_record_in_another_devices_file_is_refused(tmp_path):
-    ledger.append(tmp_path, record())
-    (tmp_path / "cpu.jsonl").rename(tmp_path / "h200.jsonl")
-    with pytest.raises(InvalidArgumentError, match=r"h200\.jsonl:1: device"):
-        list(ledger.read(tmp_path / "h200.jsonl"))
-
-
 def test_a_directory_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidArgumentError, match="can't be written"):
@@ -154,7 +141,7 @@ def test_a_directory_that_cannot_be_written_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("path", LEDGERS, ids=lambda path: path.name)
 def test_every_committed_line_is_valid(path):
-    assert list(ledger.read(path))
+    assert list(read_ledger(path))
 
 
 def test_every_citation_points_at_a_line():
@@ -162,7 +149,7 @@ def test_every_citation_points_at_a_line():
     dangling = [
         f"{path.relative_to(ROOT)}: {found.group(0)}"
         for path in TEXTS
-        for found in ledger.CITATION.finditer(path.read_text())
+        for found in CITATION.finditer(path.read_text())
         if not 1 <= int(found.group(2)) <= lengths.get(found.group(1), 0)
         # The ledger's own description shows what a citation looks like.
         and path != ROOT / "src" / "onewave" / "bench" / "ledger.py"

@@ -22,8 +22,7 @@ import io
 import json
 import math
 import platform
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,9 +33,6 @@ from onewave.base.settings import Settings
 from onewave.bench import machine
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import Summary
-
-CITATION = re.compile(r"ledger/([a-z0-9-]+\.jsonl):(\d+)")
-"""A citation in a text: file name and line number, from 1."""
 
 _TEXTS = ("commit", "date", "device", "device_name", "onewave", "python", "command", "model", "metric", "unit")
 _TEXTS_OR_NULL = ("driver", "torch", "triton")
@@ -61,7 +57,7 @@ def as_record(measurement: Measurement, *, device_name: str, command: str, setti
     on_gpu = device_name != "cpu"
     gpus = [gpu for gpu in machine.gpus() if gpu.name == device_name] if on_gpu else []
     ceiling = measurement.ceiling
-    record: dict[str, Any] = {
+    return {
         "schema": 1,
         "commit": machine.source_commit(settings),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -82,8 +78,6 @@ def as_record(measurement: Measurement, *, device_name: str, command: str, setti
         else {"name": ceiling.name, "value": ceiling.value, "unit": ceiling.unit, "method": ceiling.method},
         "extra": {name: _or_null(value) for name, value in measurement.extra.items()},
     }
-    validate(record, "a new line")
-    return record
 
 
 def append(directory: Path, record: Mapping[str, Any]) -> str:
@@ -120,28 +114,6 @@ def _append_whole(file: io.FileIO, data: bytes, length: int) -> None:
         raise
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield every line of a ledger file, checked. Raises InvalidArgumentError naming file and line."""
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise InvalidArgumentError(f"ledger {path}", got=f"can't be read ({error.strerror or error})") from None
-    with file:
-        for number, line in enumerate(file, start=1):
-            where = f"{path}:{number}"
-            try:
-                record: Any = json.loads(line.decode())
-            except ValueError as error:
-                raise InvalidArgumentError(where, got=f"not JSON ({error})") from None
-            if not isinstance(record, dict):
-                raise InvalidArgumentError(where, got=f"a JSON {type(record).__name__}", allowed="an object")
-            entry = cast("dict[str, Any]", record)
-            validate(entry, where)
-            if entry["device"] != path.stem:
-                raise InvalidArgumentError(f"{where}: device", got=shown(entry["device"]), allowed=repr(path.stem))
-            yield entry
-
-
 def validate(record: Mapping[str, Any], where: str) -> None:
     """Check a record's fields. Raises InvalidArgumentError naming the field."""
     if odd := record.keys() ^ _FIELDS:
@@ -154,9 +126,8 @@ def validate(record: Mapping[str, Any], where: str) -> None:
         if not _is_number(record[name]):
             raise InvalidArgumentError(f"{where}: {name}", got=shown(record[name]), allowed="a finite number")
     if record["schema"] != 1 or not isinstance(record["n"], int) or record["n"] < 1:
-        raise InvalidArgumentError(
-            f"{where}: schema, n", got=f"{record['schema']!r}, {record['n']!r}", allowed="1, 1.."
-        )
+        got = f"{record['schema']!r}, {record['n']!r}"
+        raise InvalidArgumentError(f"{where}: schema, n", got=got, allowed="1, 1..")
     if not record["p20"] <= record["p50"] <= record["p80"] or record["sd"] < 0:
         raise InvalidArgumentError(f"{where}: p20, p50, p80, sd", got="out of order, or sd below 0")
     try:

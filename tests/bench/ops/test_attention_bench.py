@@ -7,8 +7,9 @@ import json
 import pytest
 import torch
 
+from kit.ledgers import read_ledger
 from onewave.base.errors import InvalidArgumentError
-from onewave.bench import ceilings, clock, ledger
+from onewave.bench import ceilings, clock
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
 from onewave.bench.ops import attention as bench
@@ -130,9 +131,10 @@ def test_rates_shares_and_ratios_follow_from_the_times(monkeypatch):
     assert line.extra["onewave_speed_ratio"] == pytest.approx(1.5)
 
 
-def test_an_engine_that_stores_its_scores_is_not_run_where_they_do_not_fit():
+def test_an_engine_that_stores_its_scores_is_not_run_where_they_do_not_fit(monkeypatch):
     engines = [Engine("onewave", by_torch), Engine("reference", by_torch, scores_bytes=16)]
-    results = compare("attention", engines, operands, rounds=1, max_scores_bytes=1000)
+    monkeypatch.setattr(bench, "_CPU_SCORES_BYTES", 1000)
+    results = compare("attention", engines, operands, rounds=1)
     assert "its scores take" in results[1].failure
 
 
@@ -191,7 +193,7 @@ def test_the_command_measures_ours_the_reference_and_pytorchs_in_one_run(operato
             assert row["max_difference"] < 1e-5
             assert row["us"] > 0
             assert row["ceiling_share"] > 0
-    lines = list(ledger.read(tmp_path / "cpu.jsonl"))
+    lines = list(read_ledger(tmp_path / "cpu.jsonl"))
     assert len(lines) == len(document["ledger"]) == sum(r["us"] is not None for r in rows.values())
     assert {line["metric"] for line in lines} == {operator.replace("-", "_")}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onewave.bench import ceilings
 from onewave.bench.ops import attention as bench
-from onewave.bench.ops import attention_fp8
+from onewave.bench.ops import attention_engines
 from onewave.bench.ops.attention import AttentionShape, compare
 from onewave.bench.ops.attention_fp8 import ByteOperands, fp8_engines
 from onewave.cli import main
@@ -45,7 +45,7 @@ def test_a_peer_gets_bytes_and_a_scale_for_each_head(monkeypatch: pytest.MonkeyP
             )
             return torch.zeros(q.shape), None
 
-    monkeypatch.setattr(attention_fp8, "flash_modules", lambda: ({"flash-attn 3": Module}, []))
+    monkeypatch.setattr(attention_engines, "flash_modules", lambda: ({"flash-attn 3": Module}, []))
     engines, _ = fp8_engines(CPU)
     shape = AttentionShape.parse("2,4/2,40,32")
     results = compare("attention_fp8", engines, lambda: ByteOperands.make(shape, True, CPU, torch.float32), rounds=1)

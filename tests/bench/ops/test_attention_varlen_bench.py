@@ -9,7 +9,7 @@ import torch
 
 from onewave.bench import ceilings
 from onewave.bench.ops import attention as bench
-from onewave.bench.ops import attention_varlen
+from onewave.bench.ops import attention_engines, attention_varlen
 from onewave.bench.ops.attention import AttentionShape, compare
 from onewave.bench.ops.attention_varlen import PackedOperands, ragged_lengths, varlen_engines
 from onewave.cli import main
@@ -57,7 +57,7 @@ def test_a_peer_gets_packed_tensors_and_both_longest_lengths(monkeypatch):
             assert longest_q == longest_k == int((starts_q[1:] - starts_k[:-1]).max())
             return attention_varlen.attention_varlen(q, k, v, starts_q, starts_k, 40, 40, causal=causal), None
 
-    monkeypatch.setattr(attention_varlen, "flash_modules", lambda: ({"flash-attn 3": Module}, []))
+    monkeypatch.setattr(attention_engines, "flash_modules", lambda: ({"flash-attn 3": Module}, []))
     engines, _ = varlen_engines(CPU)
     shape = AttentionShape.parse("3,4/2,40,16")
     results = compare(

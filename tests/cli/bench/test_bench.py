@@ -8,7 +8,8 @@ import re
 import pytest
 import torch
 
-from onewave.bench import ceilings, ledger
+from kit.ledgers import read_ledger
+from onewave.bench import ceilings
 from onewave.bench.engine import latency as engine
 from onewave.cli.bench import latency as bench_latency
 
@@ -88,7 +89,7 @@ def test_json_holds_the_same(latency):
 def test_the_ledger_gets_a_line_a_test(latency, tmp_path):
     done = latency("--ledger", tmp_path / "figures", "--json")
     assert json.loads(done.out)["ledger"] == [f"{tmp_path}/figures/cpu.jsonl:{n}" for n in (1, 2)]
-    lines = list(ledger.read(tmp_path / "figures" / "cpu.jsonl"))
+    lines = list(read_ledger(tmp_path / "figures" / "cpu.jsonl"))
     assert [line["metric"] for line in lines] == ["prefill", "decode_step"]
     assert lines[1]["ceiling"]["unit"] == "GB/s"
     assert lines[1]["extra"]["decode_path"] == "eager"
@@ -119,7 +120,7 @@ def test_each_batch_size_says_what_its_own_engine_did(latency, tmp_path, monkeyp
     monkeypatch.setattr(bench_latency, "open_llm", opened)
     document = json.loads(latency("--batch-size", "1,2", "--ledger", tmp_path / "figures", "--json").out)
     assert [each["compact"] for each in document["results"]] == [True, True, False, False]
-    lines = ledger.read(tmp_path / "figures" / "cpu.jsonl")
+    lines = read_ledger(tmp_path / "figures" / "cpu.jsonl")
     assert [line["extra"]["compact"] for line in lines] == [True, True, False, False]
     assert document["load_s"].keys() == {"1", "2"}
     assert latency("--batch-size", "1,2").out.count("eager, compact") == 1

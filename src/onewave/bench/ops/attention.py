@@ -8,7 +8,7 @@ An engine that fails is a row that says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,20 +27,12 @@ PREFILLS = ("attention", "attention_varlen", "attention_fp8")
 """Operators that the matmul ceiling bounds; the others read a cache."""
 
 PREFILL_SHAPES = (
-    "4,16,4096,128",
-    "2,16,8192,128",
-    "1,16,16384,128",
-    "1,32/8,8192,128",
-    "4,32,4096,64",
-    "16,16,1024,128",
+    *("4,16,4096,128", "2,16,8192,128", "1,16,16384,128"),
+    *("1,32/8,8192,128", "4,32,4096,64", "16,16,1024,128"),
 )
 DECODE_SHAPES = (
-    "1,32/8,4096,128",
-    "1,32/8,32768,128",
-    "16,32/8,4096,128",
-    "64,32/8,4096,128",
-    "16,32/8,32768,128",
-    "16,32/8,4096,64",
+    *("1,32/8,4096,128", "1,32/8,32768,128", "16,32/8,4096,128"),
+    *("64,32/8,4096,128", "16,32/8,32768,128", "16,32/8,4096,64"),
 )
 # What a CPU does in a moment.
 SMALL_PREFILL_SHAPES = ("1,4,256,64", "2,4/2,128,64")
@@ -49,6 +41,7 @@ SMALL_DECODE_SHAPES = ("1,4/2,1024,64", "4,4/2,256,64")
 # More than any cache that could serve a repetition.
 _BYTES_IN_ROTATION = {"cuda": 512 << 20, "cpu": 64 << 20}
 _MAX_COPIES = 64
+_CPU_SCORES_BYTES = 4 << 30
 # As a huge key of `hardened`: its scores stand 30 times as high as any other's.
 _HUGE = 30
 # Calls of a decode step's recording. Launching the graph is not the operator's time: a model's graph holds dozens.
@@ -174,11 +167,9 @@ class AttentionResult:
 
     def share(self, matmul: Ceiling, read: Ceiling) -> float | None:
         """Of what bounds the operator: the matmul ceiling for prefill, the read ceiling for a decode step."""
-        if self.seconds is None:
+        if self.tflops is None or self.terabytes_per_second is None:
             return None
-        if self.operator in PREFILLS:
-            return self.flops * 1e-12 / self.seconds.p50 / matmul.value
-        return self.nbytes * 1e-9 / self.seconds.p50 / read.value
+        return self.tflops / matmul.value if self.operator in PREFILLS else self.terabytes_per_second * 1e3 / read.value
 
     def details(self, dtype: str, matmul: Ceiling, read: Ceiling) -> dict[str, Any]:
         """Everything as plain JSON."""
@@ -204,33 +195,24 @@ class AttentionResult:
         """The ledger's line; None for an engine that failed."""
         if self.seconds is None:
             return None
-        shape, causal = self.operands
-        model = f"{shape} {'causal' if causal else 'full'}" if self.operator in PREFILLS else str(shape)
+        (shape, causal), prefill = self.operands, self.operator in PREFILLS
+        model = f"{shape} {'causal' if causal else 'full'}" if prefill else str(shape)
+        model += "" if self.logits is None else f" logits {self.logits}"
         extra = {k: v for k, v in self.details(dtype, matmul, read).items() if k not in ("operator", "us", "failure")}
-        if self.logits is not None:
-            model += f" logits {self.logits}"
-        ceiling = matmul if self.operator in PREFILLS else read
-        return Measurement(model, self.operator, "us", self.seconds.scaled(1e6), ceiling, extra)
+        return Measurement(model, self.operator, "us", self.seconds.scaled(1e6), matmul if prefill else read, extra)
 
 
 def compare(
-    operator: str,
-    engines: Sequence[Engine],
-    make: Callable[[], Operands],
-    *,
-    rounds: int,
-    max_scores_bytes: int | None = None,
+    operator: str, engines: Sequence[Engine], make: Callable[[], Operands], *, rounds: int
 ) -> list[AttentionResult]:
     """Time every engine on the same operands. rounds: how often each has its turn.
 
-    max_scores_bytes: engines that store all scores are not run beyond this; default: most of the free memory of a
-    GPU, 4 GiB on a CPU.
+    Engines that store all scores are run where these fit most of a GPU's free memory, 4 GiB on a CPU.
     """
     first = make()
-    if max_scores_bytes is None:
-        on_gpu = first.q.device.type == "cuda"
-        max_scores_bytes = torch.cuda.mem_get_info(first.q.device)[0] * 3 // 4 if on_gpu else 4 << 30
-    copies = min(_MAX_COPIES, max(2, -(-_BYTES_IN_ROTATION[first.q.device.type] // first.nbytes)))
+    device = first.q.device
+    max_scores_bytes = torch.cuda.mem_get_info(device)[0] * 3 // 4 if device.type == "cuda" else _CPU_SCORES_BYTES
+    copies = min(_MAX_COPIES, max(2, -(-_BYTES_IN_ROTATION[device.type] // first.nbytes)))
     operands = [first, *(make() for _ in range(copies - 1))]
     failures: dict[str, str] = {}
     outputs: dict[str, Tensor] = {}
@@ -245,16 +227,32 @@ def compare(
                 # What stores its scores runs out of any cache with one copy.
                 calls = [engine.prepare(each) for each in (operands[:1] if engine.scores_bytes else operands)]
                 outputs[engine.name] = calls[0]().clone()
-                calls = calls * repetitions(operator, engine, len(calls), first.q.device)
-                runs[engine.name] = (recorded(calls, first.q.device, graph=engine.graph), len(calls))
+                calls = calls * repetitions(operator, engine, len(calls), device)
+                runs[engine.name] = (recorded(calls, device, graph=engine.graph), len(calls))
             except Exception as error:  # a peer may fail in any way; the table says in which
                 failures[engine.name] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        seconds = time_in_rounds(runs, first.q.device, rounds=rounds)
-    if first.q.device.type == "cuda":
+        seconds = time_in_rounds(runs, device, rounds=rounds)
+    if device.type == "cuda":
         # The graphs' pools and the scores; the next shape needs them elsewhere.
         runs.clear()
         torch.cuda.empty_cache()
-    return _results(operator, engines, first, seconds, outputs, failures)
+    ours = seconds.get(OURS)
+    return [
+        AttentionResult(
+            operator=operator,
+            engine=engine.name,
+            operands=(first.shape, first.causal),
+            flops=first.flops,
+            nbytes=first.nbytes,
+            seconds=seconds.get(engine.name),
+            failure=failures.get(engine.name),
+            difference=_compared(outputs, engine.name, OURS, lambda off, _: off.abs().max().item()),
+            error=_compared(outputs, engine.name, REFERENCE, lambda off, by: _rms(off) / (_rms(by) or 1.0)),
+            ratio=seconds[engine.name].p50 / ours.p50 if ours and engine.name in seconds else None,
+            logits=first.logits,
+        )
+        for engine in engines
+    ]
 
 
 def repetitions(operator: str, engine: Engine, num_calls: int, device: torch.device) -> int:
@@ -264,42 +262,18 @@ def repetitions(operator: str, engine: Engine, num_calls: int, device: torch.dev
     return -(-_FEWEST_RECORDED // num_calls)
 
 
-def _results(
-    operator: str,
-    engines: Sequence[Engine],
-    first: Operands,
-    seconds: dict[str, Summary],
-    outputs: dict[str, Tensor],
-    failures: dict[str, str],
-) -> list[AttentionResult]:
-    ours, exact = seconds.get(OURS), outputs.get(REFERENCE)
-    results: list[AttentionResult] = []
-    for engine in engines:
-        took, found, difference, error = seconds.get(engine.name), outputs.get(engine.name), None, None
-        if found is not None and OURS in outputs and found.shape == outputs[OURS].shape:
-            difference = (found.float() - outputs[OURS].float()).abs().max().item()
-        if found is not None and exact is not None and found.shape == exact.shape:
-            error = _root_mean_square(found.float() - exact.float()) / (_root_mean_square(exact) or 1.0)
-        results.append(
-            AttentionResult(
-                operator,
-                engine.name,
-                (first.shape, first.causal),
-                first.flops,
-                first.nbytes,
-                took,
-                failures.get(engine.name),
-                difference,
-                error,
-                took.p50 / ours.p50 if took and ours else None,
-                first.logits,
-            )
-        )
-    return results
+def _compared(
+    outputs: Mapping[str, Tensor], name: str, other: str, measure: Callable[[Tensor, Tensor], float]
+) -> float | None:
+    """Measure (float32 difference, other output), where there are two outputs of one shape."""
+    found, by = outputs.get(name), outputs.get(other)
+    if found is None or by is None or found.shape != by.shape:
+        return None
+    return measure(found.float() - by.float(), by.float())
 
 
-def _root_mean_square(values: Tensor) -> float:
-    return values.float().pow(2).mean().item() ** 0.5
+def _rms(values: Tensor) -> float:
+    return values.pow(2).mean().item() ** 0.5
 
 
 def hardened(q: Tensor, k: Tensor, logits: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -17,8 +16,8 @@ from onewave.ops.attention.op import attention
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.masked_multihead_attention.op import masked_multihead_attention
 
-# Module names of FlashAttention 3's wheels: PyPI's fa3-fwd, and its own repository's.
-_FLASH_3 = ("fa3_fwd_interface", "flash_attn_interface")
+# Module names of FlashAttention; of 3's wheels: PyPI's fa3-fwd, and its own repository's.
+_FLASH = {"flash-attn 2": ("flash_attn",), "flash-attn 3": ("fa3_fwd_interface", "flash_attn_interface")}
 _FLOAT32 = 4
 
 _Call = Callable[[], Tensor]
@@ -28,16 +27,11 @@ def prefill_engines(device: torch.device) -> tuple[list[Engine], list[str]]:
     """Engines of a prefill that can be tried here, ours first, and a note for each peer that is not installed."""
     engines = [_prefill_backend(OURS, "auto")]
     if device.type == "cuda":
-        engines.append(_prefill_backend(f"{OURS} triton", "triton"))
-        if find_spec("onewave.ops.attention.hopper.launch") is not None:
-            engines.append(_prefill_backend(f"{OURS} gluon", "gluon"))
+        engines += [_prefill_backend(f"{OURS} {backend}", backend) for backend in ("triton", "gluon")]
     # It writes all scores in float32, and holds about four such tensors at once.
     engines.append(_prefill_backend(REFERENCE, "reference", graph=False, scores_bytes=4 * _FLOAT32))
     engines += _torch_engines()
-    peers, missing = flash_modules()
-    for name, module in peers.items():
-        engines.append(Engine(name, lambda o, module=module: _flash_prefill(module, o)))
-    return engines, missing
+    return with_flash(engines, _flash_prefill)
 
 
 def decode_engines(device: torch.device) -> tuple[list[Engine], list[str]]:
@@ -48,10 +42,7 @@ def decode_engines(device: torch.device) -> tuple[list[Engine], list[str]]:
         _decode_backend(REFERENCE, "reference", graph=False),
         *_torch_engines(),
     ]
-    peers, missing = flash_modules()
-    for name, module in peers.items():
-        engines.append(Engine(name, lambda o, module=module: _flash_decode(module, o)))
-    return engines, missing
+    return with_flash(engines, _flash_decode)
 
 
 def mmha_engines(device: torch.device) -> tuple[list[Engine], list[str]]:
@@ -108,11 +99,23 @@ def _torch_call(backend: SDPBackend, o: Operands) -> _Call:
     return call
 
 
+def with_flash(
+    engines: list[Engine], prepare: Callable[[Any, Operands], _Call], names: tuple[str, ...] = tuple(_FLASH)
+) -> tuple[list[Engine], list[str]]:
+    """The engines and, behind them, those of FlashAttention that are installed; a note for each that is not.
+
+    prepare: builds a call of FlashAttention's module.
+    """
+    peers, missing = flash_modules()
+    flash = [Engine(n, lambda o, module=m: prepare(module, o)) for n, m in peers.items() if n in names]
+    return [*engines, *flash], missing
+
+
 def flash_modules() -> tuple[dict[str, Any], list[str]]:
     """FlashAttention 2 and 3 by name where they can be imported, and what hinders the others."""
     found: dict[str, Any] = {}
     missing: list[str] = []
-    for name, modules in (("flash-attn 2", ("flash_attn",)), ("flash-attn 3", _FLASH_3)):
+    for name, modules in _FLASH.items():
         reason = "not installed"
         for module in modules:
             try:
@@ -129,11 +132,7 @@ def flash_modules() -> tuple[dict[str, Any], list[str]]:
 
 def _flash_prefill(module: Any, o: Operands) -> _Call:
     q, k, v = (tensor.transpose(1, 2) for tensor in (o.q, o.k, o.v))
-
-    def call() -> Tensor:
-        return _bhsd(module.flash_attn_func(q, k, v, causal=o.causal))
-
-    return call
+    return lambda: output_of(module.flash_attn_func(q, k, v, causal=o.causal)).transpose(1, 2)
 
 
 def _flash_decode(module: Any, o: Operands) -> _Call:
@@ -142,12 +141,12 @@ def _flash_decode(module: Any, o: Operands) -> _Call:
     k, v = (tensor.transpose(1, 2).contiguous() for tensor in (o.k, o.v))
 
     def call() -> Tensor:
-        return _bhsd(module.flash_attn_with_kvcache(q, k, v, cache_seqlens=o.seq_lens, causal=True, num_splits=0))
+        found = module.flash_attn_with_kvcache(q, k, v, cache_seqlens=o.seq_lens, causal=True, num_splits=0)
+        return output_of(found).transpose(1, 2)
 
     return call
 
 
-def _bhsd(result: Any) -> Tensor:
-    """FlashAttention's output, alone or with an LSE beside it, with heads before tokens."""
-    out: Tensor = result if isinstance(result, Tensor) else result[0]
-    return out.transpose(1, 2)
+def output_of(result: Any) -> Tensor:
+    """FlashAttention's output, alone or with an LSE beside it."""
+    return result if isinstance(result, Tensor) else result[0]

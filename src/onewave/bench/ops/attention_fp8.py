@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onewave.bench.ops.attention import OURS, REFERENCE, AttentionShape, Engine, Operands
-from onewave.bench.ops.attention_engines import flash_modules
+from onewave.bench.ops.attention_engines import output_of, with_flash
 from onewave.ops.attention.fp8.op import attention_fp8
 from onewave.ops.attention.op import attention
 
@@ -66,10 +66,7 @@ def fp8_engines(device: torch.device) -> tuple[list[Engine], list[str]]:
     engines.append(Engine(f"{OURS} 16 bits", _wide))
     # It writes all scores in float32, and holds about four such tensors at once.
     engines.append(Engine(REFERENCE, lambda o: _ours(o, "reference"), graph=False, scores_bytes=4 * _FLOAT32))
-    peers, missing = flash_modules()
-    if "flash-attn 3" in peers:
-        engines.append(Engine("flash-attn 3", lambda o, module=peers["flash-attn 3"]: _flash(module, o)))
-    return engines, missing
+    return with_flash(engines, _flash, ("flash-attn 3",))
 
 
 def _ours(o: Operands, backend: str, *, return_lse: bool = False) -> Callable[[], Any]:
@@ -95,12 +92,5 @@ def _flash(module: Any, o: Operands) -> Callable[[], Tensor]:
     q, k, v = (tensor.transpose(1, 2) for tensor in (o.q, o.k, o.v))
     # One scale a KV head, each for its group's queries as well: the time is the same whatever they are.
     scales = [scale[: o.shape.kv_heads].expand(o.shape.batch, -1) for scale in cast("ByteOperands", o).scales]
-
-    def call() -> Tensor:
-        result = module.flash_attn_func(
-            q, k, v, causal=o.causal, q_descale=scales[0], k_descale=scales[1], v_descale=scales[2]
-        )
-        out: Tensor = result if isinstance(result, Tensor) else result[0]
-        return out.transpose(1, 2)
-
-    return call
+    own = dict(zip(("q_descale", "k_descale", "v_descale"), scales, strict=True))
+    return lambda: output_of(module.flash_attn_func(q, k, v, causal=o.causal, **own)).transpose(1, 2)

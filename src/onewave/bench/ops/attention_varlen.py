@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onewave.bench.ops.attention import OURS, REFERENCE, AttentionShape, Engine, Operands
-from onewave.bench.ops.attention_engines import flash_modules
+from onewave.bench.ops.attention_engines import output_of, with_flash
 from onewave.ops.attention.op import attention_varlen
 
 VARLEN_SHAPES = ("64,16,65536,128", "64,32/8,65536,128", "64,32,65536,64")
@@ -66,33 +66,19 @@ def varlen_engines(device: torch.device) -> tuple[list[Engine], list[str]]:
         engines += [_ours(f"{OURS} {backend}", backend) for backend in ("triton", "gluon")]
     # It reads the lengths on the host, which no graph can hold.
     engines.append(_ours(REFERENCE, "reference", graph=False))
-    peers, missing = flash_modules()
-    for name, module in peers.items():
-        engines.append(Engine(name, lambda o, module=module: _flash(module, cast("PackedOperands", o))))
-    return engines, missing
+    return with_flash(engines, _flash)
 
 
 def _ours(name: str, backend: str, *, graph: bool = True) -> Engine:
     def prepare(o: Operands) -> Callable[[], Tensor]:
         packed = cast("PackedOperands", o)
-        longest = max(packed.lengths)
-
-        def call() -> Tensor:
-            out = attention_varlen(
-                o.q, o.k, o.v, packed.starts, packed.starts, longest, longest, causal=o.causal, backend=backend
-            )
-            return cast("Tensor", out)
-
-        return call
+        ends = (packed.starts, packed.starts, max(packed.lengths), max(packed.lengths))
+        return lambda: cast("Tensor", attention_varlen(o.q, o.k, o.v, *ends, causal=o.causal, backend=backend))
 
     return Engine(name, prepare, graph)
 
 
-def _flash(module: Any, o: PackedOperands) -> Callable[[], Tensor]:
-    longest = max(o.lengths)
-
-    def call() -> Tensor:
-        result = module.flash_attn_varlen_func(o.q, o.k, o.v, o.starts, o.starts, longest, longest, causal=o.causal)
-        return result if isinstance(result, Tensor) else result[0]
-
-    return call
+def _flash(module: Any, o: Operands) -> Callable[[], Tensor]:
+    starts, longest = cast("PackedOperands", o).starts, max(cast("PackedOperands", o).lengths)
+    ends = (starts, starts, longest, longest)
+    return lambda: output_of(module.flash_attn_varlen_func(o.q, o.k, o.v, *ends, causal=o.causal))

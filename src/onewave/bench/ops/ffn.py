@@ -147,26 +147,16 @@ def check_gpu(device: torch.device) -> None:
         raise UnsupportedError("bench ops ffn", got=str(device), allowed="a GPU of compute capability 9.0", next=next)
 
 
-def measure_ffn(
-    shape: FFNShape,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    reps: int,
-    order: str = "auto",
-    policy: str = "auto",
-    workers: int | None = None,
-) -> list[FFNResult]:
+def measure_ffn(shape: FFNShape, device: torch.device, dtype: torch.dtype, *, reps: int) -> list[FFNResult]:
     """Time every arrangement on the same operands in one process, in turns; PRODUCTS is the last.
 
-    reps: how often each has its turn. order, policy: as ops.ffn's, of the arrangements that know them. workers: blocks
-    of the wave's launch, by default one an SM. Raises UnsupportedError where the wave does not run,
-    WaveStalled if a launch has stalled.
+    reps: how often each has its turn. Raises UnsupportedError where the wave does not run, WaveStalled if a launch has
+    stalled.
     """
     check_gpu(device)
     copies = max(1 if shape.is_many else 2, -(-_BYTES_IN_ROTATION // shape.weight_bytes))
     operands = random_operands(shape, device, dtype, copies=copies)
-    ways = arrangements(operands, order=order, policy=policy, workers=workers)
+    ways = arrangements(operands)
     with torch.inference_mode():
         runs = {way.name: (recorded(way.calls, device), len(way.calls)) for way in ways}
         times = time_in_rounds(runs, device, rounds=reps)
@@ -201,13 +191,11 @@ def random_operands(shape: FFNShape, device: torch.device, dtype: torch.dtype, *
     ]
 
 
-def arrangements(
-    operands: list[Operands], *, order: str = "auto", policy: str = "auto", workers: int | None = None
-) -> list[Arrangement]:
-    """Every way to compute the block on these operands, PRODUCTS last; the options as in measure_ffn."""
+def arrangements(operands: list[Operands]) -> list[Arrangement]:
+    """Every way to compute the block on these operands, PRODUCTS last."""
     x, _, _, gate = operands[0]
-    ways = [_wave(operands, order, policy, workers)] if len(x) <= MAX_ROWS else []
-    ways += [_chain(operands, order, policy, streams) for streams in (False, True)]
+    ways = [_wave(operands)] if len(x) <= MAX_ROWS else []
+    ways += [_chain(operands, streams) for streams in (False, True)]
     if gate is not None:
         ways.append(_side_by_side(operands))
     calls: list[Callable[[], object]] = [
@@ -226,25 +214,21 @@ def _side_by_side(operands: list[Operands]) -> Arrangement:
     return Arrangement(SIDE_BY_SIDE, calls, [])
 
 
-def _wave(operands: list[Operands], order: str, policy: str, workers: int | None) -> Arrangement:
-    packed = [
-        pack_ffn(up, down, w_gate=gate, batch=len(x), order=order, policy=policy, workers=workers)
-        for x, up, down, gate in operands
-    ]
+def _wave(operands: list[Operands]) -> Arrangement:
+    packed = [pack_ffn(up, down, w_gate=gate, batch=len(x)) for x, up, down, gate in operands]
     calls: list[Callable[[], object]] = [
         lambda each=each, x=given[0]: each(x) for each, given in zip(packed, operands, strict=True)
     ]
     size = packed[0].weight_bytes if packed[0].compact else None
-    return Arrangement(f"wave, {order}, {policy}", calls, [each.check for each in packed], size)
+    return Arrangement("wave, auto, auto", calls, [each.check for each in packed], size)
 
 
-def _chain(operands: list[Operands], order: str, policy: str, streams: bool) -> Arrangement:
+def _chain(operands: list[Operands], streams: bool) -> Arrangement:
     from onewave.ops.ffn.chain.launch import chain
 
-    made = chain(FFNCall(*operands[0], order=order, policy=policy), streams=streams)
+    made = chain(FFNCall(*operands[0]), streams=streams)
     plan = made.plan
     cut = f", K in {plan.tile.splits}" if plan.tile.splits > 1 else ""
-    name = (
-        f"{'streams' if streams else 'chain'}, {plan.order}, {plan.policy}, {plan.tile.rows}x{plan.tile.columns}{cut}"
-    )
+    kind = "streams" if streams else "chain"
+    name = f"{kind}, {plan.order}, {plan.policy}, {plan.tile.rows}x{plan.tile.columns}{cut}"
     return Arrangement(name, [lambda given=given: made(*given) for given in operands], [made.check])
