@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,9 @@ from onewave.lab.fields import tiles_of
 from onewave.lab.game import Game, game_from
 from onewave.lab.game_spaces import BeladyFrom, FifoFrom, LruFrom, TooManyCaches
 from onewave.tiles.order.orders import GRID_ORDERS, grid_order
+from onewave.tiles.search.local import improve
 from onewave.tiles.search.search import search_panels
+from onewave.tiles.search.starts import block_snake
 from onewave.tiles.search.tree import Found, astar
 
 MAX_TILES = 1024
@@ -36,6 +37,10 @@ class Hunt:
     loads: int
     bound: int
     tried: int = 0
+
+    def count(self, path: Path) -> int:
+        self.tried += 1
+        return self.game.loads(path)
 
     def offer(self, path: Path, loads: int) -> None:
         if loads < self.loads:
@@ -65,7 +70,8 @@ def best_from(given: Mapping[str, Any]) -> dict[str, Any]:
         found = search_panels(game.m, game.n, game.slots, game.policy, time_limit=EXACT_S)
         hunt.offer(found.order, found.loads)
         hunt.bound = max(hunt.bound, found.bound)
-    _improve(hunt)
+    for path, loads in improve(hunt.path, hunt.count, hunt.bound, _max_tries(game), fixed=hunt.fixed):
+        hunt.offer(path, loads)
     if game.unit == "panels" and tiles <= MAX_EXACT_TILES and hunt.loads > hunt.bound and hunt.fixed < tiles:
         _prove(hunt, begun)
     assert hunt.bound <= hunt.loads, f"{hunt.loads} loads below the bound of {hunt.bound}: {game}"
@@ -109,22 +115,7 @@ def _try_orders(hunt: Hunt, begun: Path) -> None:
             return
         if tuple(rest) not in seen:
             seen.add(tuple(rest))
-            hunt.tried += 1
-            hunt.offer([*begun, *rest], hunt.game.loads([*begun, *rest]))
-
-
-def _improve(hunt: Hunt) -> None:
-    """Reverse or move pieces of the path while that does not cost more. A fixed seed, so that an answer repeats."""
-    chance = random.Random(0)
-    current, cost = hunt.path, hunt.loads
-    most = hunt.tried + _max_tries(hunt.game)
-    while hunt.loads > hunt.bound and len(current) - hunt.fixed > 2 and hunt.tried < most:
-        hunt.tried += 1
-        path = _changed(current, hunt.fixed, chance)
-        loads = hunt.game.loads(path)
-        if loads <= cost:
-            current, cost = path, loads
-            hunt.offer(path, loads)
+            hunt.offer([*begun, *rest], hunt.count([*begun, *rest]))
 
 
 def _max_tries(game: Game) -> int:
@@ -132,34 +123,13 @@ def _max_tries(game: Game) -> int:
     return min(max(MAX_WORK // accesses, 30), MAX_TRIES)
 
 
-def strip_snake(rows: int, cols: int, height: int) -> Path:
-    """Strips of `height` rows, walked column by column, back and forth."""
-    path: Path = []
-    for place, top in enumerate(range(0, rows, height)):
-        columns = range(cols) if place % 2 == 0 else range(cols - 1, -1, -1)
-        for step, col in enumerate(columns):
-            strip = range(top, min(top + height, rows))
-            path += [(row, col) for row in (strip if step % 2 == 0 else reversed(strip))]
-    return path
-
-
 def _starts(game: Game) -> Iterator[Path]:
     m, n = game.m, game.n
     heights = sorted({*range(1, min(max(m, n), 12) + 1), min(max(game.slots - 1, 1), max(m, n))}, reverse=True)
-    bases = [strip_snake(m, n, height) for height in heights]
-    bases += [[(row, col) for col, row in strip_snake(n, m, height)] for height in heights]
+    bases = [block_snake(m, n, height, 1) for height in heights]
+    bases += [[(row, col) for col, row in block_snake(n, m, height, 1)] for height in heights]
     bases += [grid_order(name, m, n, workers=max(m, n)).to_list() for name in GRID_ORDERS]
     for base in bases:
         for down in (False, True):
             for right in (False, True):
                 yield [(m - 1 - row if down else row, n - 1 - col if right else col) for row, col in base]
-
-
-def _changed(path: Path, fixed: int, chance: random.Random) -> Path:
-    """Reverse a piece of the path behind its first `fixed` tiles, or move it elsewhere."""
-    first, last = sorted(chance.sample(range(fixed, len(path) + 1), 2))
-    piece, rest = path[first:last], path[:first] + path[last:]
-    if chance.random() < 0.5:
-        return path[:first] + piece[::-1] + path[last:]
-    at = chance.randint(fixed, len(rest))
-    return rest[:at] + piece + rest[at:]

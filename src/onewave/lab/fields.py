@@ -41,11 +41,11 @@ def whole(given: Mapping[str, Any], name: str, default: int, most: int, least: i
     return int(text)
 
 
-def wholes(given: Mapping[str, Any], name: str, default: str, most: int, max_numbers: int = 4) -> list[int]:
-    """Read whole numbers separated by commas."""
+def wholes(given: Mapping[str, Any], name: str, default: str, most: int) -> list[int]:
+    """Read up to 4 whole numbers separated by commas."""
     parts = str(given.get(name, default)).split(",")
-    if len(parts) > max_numbers:
-        raise InvalidArgumentError(name, got=f"{len(parts)} numbers", allowed=f"up to {max_numbers}")
+    if len(parts) > 4:
+        raise InvalidArgumentError(name, got=f"{len(parts)} numbers", allowed="up to 4")
     return [whole({name: part.strip()}, name, 1, most) for part in parts]
 
 

@@ -58,5 +58,5 @@ CHAINS: dict[str, TileGraph] = {
     "convolution": conv2d((1, 4, 4, 2), 2, (3, 3), tile=(4, 2, 2)),
     "two convolutions": two_convolutions(),
     "decode": small_step().graph,
-    "stream-k": gemm_stream_k(4, 4, 6, tile=(2, 2, 2), workers=3).graph,
+    "stream-k": gemm_stream_k(4, 4, 6, tile=(2, 2, 2), workers=3)[0],
 }

@@ -46,9 +46,9 @@ def test_a_tree_is_walked_from_the_outside_in():
 
 def test_a_sum_is_read_back_after_its_first_step():
     graph = parse_notation(HEAD + FUSED).graph
-    sums = [bool(task.accumulates) for task in graph.tasks if task.name == "pv"]
+    sums = [bool({*task.reads} & {*task.writes}) for task in graph.tasks if task.name == "pv"]
     assert sums == [False, True, True, True] * 4
-    assert not any(task.accumulates for task in graph.tasks if task.name == "qk")
+    assert not any({*task.reads} & {*task.writes} for task in graph.tasks if task.name == "qk")
 
 
 def test_the_tree_says_what_one_operator_says_as_a_gemm():
@@ -87,7 +87,7 @@ def test_an_operator_is_computed_again_in_a_loop_over_a_dimension_that_it_lacks(
     )
     graph = parse_notation(text).graph
     assert names(graph) == ["a", "b"] * 4
-    assert not any(task.accumulates for task in graph.tasks)
+    assert not any({*task.reads} & {*task.writes} for task in graph.tasks)
 
 
 def test_nested_loops_over_one_dimension_cut_it_twice():

@@ -141,7 +141,7 @@ def test_every_order_of_every_graph_is_a_linear_extension(text, graph):
     order = task_order(graph, text, workers=4)
     assert sorted(order.tolist()) == list(range(len(graph.tasks)))
     place = np.argsort(order)
-    edges = graph.edges()
+    edges = graph.edges
     assert (place[edges.producer] < place[edges.consumer]).all()
 
 

@@ -104,7 +104,7 @@ def test_every_dependency_is_waited_for_and_every_value_is_what_is_posted(name, 
     np.add.at(totals, syncs.posts.first, syncs.posts.second)
     assert (syncs.waits.second == totals[syncs.waits.first]).all()
     assert (totals > 0).all()
-    edges = graph.edges()
+    edges = graph.edges
     for producer, consumer in zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True):
         assert any(producer in posters for posters, _ in waits_of(schedule, consumer))
 
@@ -112,7 +112,7 @@ def test_every_dependency_is_waited_for_and_every_value_is_what_is_posted(name, 
 @pytest.mark.parametrize("name", CHAINS)
 def test_edges_over_slots_equal_the_graphs_own_where_no_memory_is_shared(name):
     graph = CHAINS[name]
-    edges = graph.edges()
+    edges = graph.edges
     expected = sorted(set(zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True)))
     found = derived_edges(Program.from_graph(graph), np.arange(graph.num_tiles))
     assert [tuple(pair) for pair in found.tolist()] == expected

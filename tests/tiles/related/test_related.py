@@ -14,6 +14,7 @@ from onewave.tiles.graph.builders_attention import attention, attention_block
 from onewave.tiles.graph.graph import Task, Tensor, TileGraph
 from onewave.tiles.graph.stages import part_traffic, stages_of, subgraph
 from onewave.tiles.order.orders import task_order
+from onewave.tiles.related import chimera
 from onewave.tiles.related.chimera import (
     BLOCK_ORDERS,
     best_blocks,
@@ -39,6 +40,10 @@ GRAPHS = {"block": BLOCK, "ffn": FFN, "attention": ATTENTION, "chain": CHAIN}
 
 
 # --- parts of a graph
+
+
+def bytes_of(graph, tile):
+    return graph.tensors[tile[0]].tile_bytes(tile[1])
 
 
 def test_stages_are_the_operators_in_program_order():
@@ -202,7 +207,7 @@ def footprints(graph, order, names, private, workers):
         first = min(at[task.id][0] for task in graph.tasks if tile in task.writes)
         for step in range(first, last + 1):
             key = (step, min(owners) if private else None)
-            alive[key] = alive.get(key, 0) + graph.bytes_of(tile)
+            alive[key] = alive.get(key, 0) + bytes_of(graph, tile)
     return alive
 
 
@@ -214,7 +219,7 @@ def test_placement_equals_all_assignments_tried_out(sizes, workers):
     levels = (CacheLevel("near", sizes[0], private=True), CacheLevel("far", sizes[1]))
     names = ("gate_out", "up_out", "act")
     accessed = {
-        name: sum(FFN.bytes_of(tile) for task in FFN.tasks for tile in (*task.reads, *task.writes) if tile[0] == name)
+        name: sum(bytes_of(FFN, tile) for task in FFN.tasks for tile in (*task.reads, *task.writes) if tile[0] == name)
         for name in names
     }
     orders = ("sequential", "row-by-row", "accumulate-first-column")
@@ -299,7 +304,7 @@ def test_the_live_peak_is_what_a_step_by_step_count_finds(graph, order):
             if any(tile in later.reads for later in tasks[max(step, 0) :])
         }
         results = {t for t in alive if not any(t in x.reads and t not in x.writes for x in tasks)}
-        peak = max(peak, sum(graph.bytes_of(tile) for tile in alive - results))
+        peak = max(peak, sum(bytes_of(graph, tile) for tile in alive - results))
     assert live_peak(graph, np.array(ids)) == peak
 
 
@@ -342,10 +347,11 @@ def test_movement_by_hand():
     assert found == {"A": 32, "B": 16, "D": 16, "E": 48}
 
 
-def test_the_closed_form_is_the_least_of_its_own_count():
+def test_the_closed_form_is_the_least_of_its_own_count(monkeypatch):
     """Over all pairs of block sizes that fit, 1/t_m + 1/t_l is least at the closed form's square."""
     elements, inner = 50_000, 32
-    block = closed_form(2 * elements, inner, step=1)
+    monkeypatch.setattr(chimera, "STEP", 1)
+    block = closed_form(2 * elements, inner)
     assert block * block + 2 * inner * block <= elements < (block + 1) ** 2 + 2 * inner * (block + 1)
     for tall in range(1, 2000, 7):
         wide = (elements - inner * tall) // (tall + inner)

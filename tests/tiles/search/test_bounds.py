@@ -174,7 +174,7 @@ def test_no_order_loads_fewer_panels_than_the_bounds(rows, cols, capacity, name)
         (lambda: gemm_bounds(0, 1, 1, 1), "M: 0"),
         (lambda: gemm_bounds(1, 1, 1, 0), "1 byte"),
         (lambda: panel_bound(1, 1, 1), "2 or more"),
-        (lambda: panel_bound(0, 1, 2), "rows: 0"),
+        (lambda: panel_bound(0, 1, 2), "grid: 0 x 1"),
         (lambda: best_bound([]), "one or more"),
     ],
 )

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.search.panels import panel_loads, panel_trace, strip_snake_loads
+from onewave.tiles.search.panels import panel_loads, strip_snake_loads
 from onewave.tiles.sim.caches import Stream, replay
 
 ROW = [(r, c) for r in range(3) for c in range(3)]
@@ -46,15 +46,6 @@ HAND_COUNTED = {
 def test_three_by_three_loads_equal_the_count_by_hand(name, policy):
     order = ROW if name == "row" else SNAKE
     assert [panel_loads(3, 3, order, c, policy) for c in range(2, 7)] == HAND_COUNTED[name, policy]
-
-
-def test_a_trace_tells_what_was_hit_loaded_and_evicted():
-    steps = panel_trace(3, 3, ROW, 4, "lru")
-    assert steps[0].loads == ("A0", "B0")
-    assert (steps[3].loads, steps[3].evictions) == (("A1", "B0"), ("B0", "B1"))
-    assert (steps[5].hits, steps[5].loads) == (("A1", "B2"), ())
-    assert [len(step.resident) for step in steps] == [2, 3, 4, 4, 4, 4, 4, 4, 4]
-    assert steps[-1].total_loads == panel_loads(3, 3, ROW, 4, "lru") == sum(len(step.loads) for step in steps)
 
 
 def fewest_loads(order, rows, capacity):

@@ -196,7 +196,7 @@ def test_every_simulation_obeys_the_laws(tasks, workers, queues, mode, policy, c
     assert report.memory_stored >= report.compulsory_stored
     level = report.levels[0]
     assert 0 <= level.hits <= level.accesses == len(graph.accesses.tile)
-    edges = graph.edges()
+    edges = graph.edges
     assert (trace.end[edges.producer] <= trace.start[edges.consumer] + 1e-9).all()
     for lane in range(workers):
         mine = np.flatnonzero(trace.worker == lane)
@@ -257,8 +257,8 @@ def test_an_empty_graph_takes_no_time():
 def test_stream_k_ends_earlier_than_whole_tiles_when_a_wave_does_not_fill():
     where = Machine(workers=4, levels=(CacheLevel("L2", 10**7),), task_ns=0.0)
     whole = simulate(gemm(96, 96, 2048, (32, 32, 32)), "row", where)
-    split = gemm_stream_k(96, 96, 2048, (32, 32, 32), workers=4)
-    assert simulate(split.graph, "sequential", where, queues=split.queues).makespan < 0.85 * whole.makespan
+    graph, queues = gemm_stream_k(96, 96, 2048, (32, 32, 32), workers=4)
+    assert simulate(graph, "sequential", where, queues=queues).makespan < 0.85 * whole.makespan
 
 
 def test_interleaving_a_chain_keeps_its_intermediate_in_the_cache():
@@ -318,5 +318,5 @@ def test_looking_at_counters_costs_what_the_machine_says():
 def test_no_sync_policy_lets_a_task_start_before_its_producers_end(tasks, workers, sync):
     graph = program(*tasks)
     trace = simulate(graph, machine=machine(workers), sync=sync)
-    edges = graph.edges()
+    edges = graph.edges
     assert (trace.end[edges.producer] <= trace.start[edges.consumer] + 1e-9).all()

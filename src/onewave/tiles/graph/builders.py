@@ -7,7 +7,6 @@ and walks its inputs step by step along K; Task.index is (row block, column, K s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain as flatten
 
 from onewave.base.errors import InvalidArgumentError, shown
@@ -52,14 +51,6 @@ class Builder:
     def graph(self) -> TileGraph:
         """The graph so far."""
         return TileGraph(self.tensors, tuple(self.tasks))
-
-
-@dataclass(frozen=True)
-class SplitProgram:
-    """A graph whose tasks are meant for certain workers: queues[w] lists worker w's task ids in order."""
-
-    graph: TileGraph
-    queues: tuple[tuple[int, ...], ...]
 
 
 def check_sizes(sizes: dict[str, int], *, tasks: int = 0, accesses: int = 0) -> None:
@@ -114,11 +105,12 @@ def gemm(m: int, n: int, k: int, tile: tuple[int, int, int] = (128, 128, 64), dt
 
 def gemm_stream_k(
     m: int, n: int, k: int, tile: tuple[int, int, int] = (128, 128, 64), *, workers: int, dtype: str = "bf16"
-) -> SplitProgram:
+) -> tuple[TileGraph, tuple[tuple[int, ...], ...]]:
     """The same product with its K steps cut into one equal run a worker (to within a step), wherever tiles end.
 
     A tile that several workers share: the one with its first step adds up the others' float32 partial tiles, in order
-    of K. Raises InvalidArgumentError. Source: Osama et al. 2023, arXiv:2301.03598.
+    of K. Returns the graph and each worker's task ids in order. Raises InvalidArgumentError.
+    Source: Osama et al. 2023, arXiv:2301.03598.
     """
     bm, bn, bk = check_tile(tile)
     check_sizes({"M": m, "N": n, "K": k, "workers": workers})
@@ -154,7 +146,7 @@ def gemm_stream_k(
             flops += len(extra) * rows * cols
             made = build.task("stream-k", walk + extra, (("C", (row, col)),), flops, phase="gemm", index=(row, col))
         queues[worker].append(made.id)
-    return SplitProgram(build.graph(), tuple(tuple(queue) for queue in queues))
+    return build.graph(), tuple(map(tuple, queues))
 
 
 def gemm_chain(

@@ -1,7 +1,7 @@
 """Tensors cut into tiles, tasks that read and write them, and the dependencies that follow from that alone.
 
 A `TileGraph` lists its tasks in program order: what each task reads is what the last writer before it wrote. Edges
-are never typed in; `TileGraph.edges()` derives all of them.
+are never typed in; `TileGraph.edges` derives all of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +34,13 @@ def distinct(numbers: Ints) -> Ints:
     five times the time of sorting."""
     ordered = np.sort(numbers)
     return ordered[np.concatenate((np.ones(min(1, len(ordered)), np.bool_), ordered[1:] != ordered[:-1]))]
+
+
+def entries_of(start: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """The entries of some rows of a CSR, in the rows' order: which of the rows each belongs to, and its place."""
+    counts = start[rows + 1] - start[rows]
+    of = np.repeat(np.arange(len(rows), dtype=np.int64), counts)
+    return of, np.arange(len(of), dtype=np.int64) + np.repeat(start[rows] - np.cumsum(counts) + counts, counts)
 
 
 @dataclass(frozen=True)
@@ -107,11 +114,6 @@ class Task:
     phase: str = ""
     index: tuple[int, ...] = ()
 
-    @property
-    def accumulates(self) -> tuple[Tile, ...]:
-        """The tiles that are both read and written."""
-        return tuple(tile for tile in self.writes if tile in self.reads)
-
 
 class EdgeKind(IntEnum):
     """Why one task must wait for another."""
@@ -142,18 +144,6 @@ class Accesses(NamedTuple):
     start: Ints
     tile: Ints
     is_write: npt.NDArray[np.bool_]
-
-
-class _Numbers(dict[Tile, int]):
-    """Tiles' numbers in a graph, found when first asked for."""
-
-    def __init__(self, graph: TileGraph) -> None:
-        super().__init__()
-        self._graph = graph
-
-    def __missing__(self, tile: Tile) -> int:
-        number = self[tile] = self._graph.tile_number(tile)
-        return number
 
 
 @dataclass(frozen=True)
@@ -216,11 +206,6 @@ class TileGraph:
                 return name, tuple(reversed(index))
         raise InvalidArgumentError("tile number", got=str(number), allowed=f"0 to {self.num_tiles - 1}")
 
-    def bytes_of(self, tile: Tile) -> int:
-        """Bytes of a tile. Raises InvalidArgumentError."""
-        self.tile_number(tile)
-        return self.tensors[tile[0]].tile_bytes(tile[1])
-
     @cached_property
     def accesses(self) -> Accesses:
         """Every access as arrays, computed once."""
@@ -230,7 +215,7 @@ class TileGraph:
         start = np.zeros(len(self.tasks) + 1, dtype=np.int64)
         tile = np.empty(total, dtype=np.int64)
         is_write = np.zeros(total, dtype=np.bool_)
-        number = _Numbers(self).__getitem__
+        number = cache(self.tile_number)
         at = 0
         for task in self.tasks:
             first_write = at + len(task.reads)
@@ -266,17 +251,14 @@ class TileGraph:
             found[mine] = np.ceil(elements * tensor.itemsize).astype(np.int64)
         return found[inverse.reshape(-1)]
 
+    @cached_property
     def edges(self) -> Edges:
-        """Derive every dependency from the reads and writes in program order.
+        """Every dependency, derived from the reads and writes in program order.
 
         RAW: from a tile's last writer to each reader. WAW: from its last writer to the next. WAR: from each reader to
         the next writer. A task never depends on itself. Ordered by consumer. Beside one sort of the accesses by tile,
         time is linear in their number, and there are at most two edges an access.
         """
-        return self._edges
-
-    @cached_property
-    def _edges(self) -> Edges:
         order = np.argsort(self.accesses.tile, kind="stable")
         tile, task = self.accesses.tile[order], self.access_tasks[order]
         write = self.accesses.is_write[order]
@@ -284,28 +266,30 @@ class TileGraph:
             same = (tile[1:] == tile[:-1]) & (task[1:] == task[:-1]) & (write[1:] == write[:-1])
             fresh = np.concatenate(([True], ~same))
             tile, task, write = tile[fresh], task[fresh], write[fresh]
-        places = np.arange(len(tile), dtype=np.int64)
-        last = np.maximum.accumulate(np.where(write, places, -1)) if len(tile) else places
-        before = np.concatenate((np.array([-1], dtype=np.int64), last[:-1])) if len(tile) else places
-        upcoming = np.where(write, places, len(tile))
-        after = np.minimum.accumulate(upcoming[::-1])[::-1] if len(tile) else places
+        parts = linked(tile, task, write)
+        producer, consumer = (np.concatenate([part[end] for part in parts]) for end in (0, 1))
+        by_consumer = np.argsort(task[consumer], kind="stable")
+        producer, consumer = producer[by_consumer], consumer[by_consumer]
+        kinds = np.repeat(np.array(list(EdgeKind), dtype=np.int8), [len(part[0]) for part in parts])[by_consumer]
+        return Edges(task[producer], task[consumer], kinds, tile[consumer])
 
-        def linked(source: Ints, target: Ints, kind: EdgeKind) -> tuple[Ints, Ints, Ints, Bytes]:
-            keep = (source >= 0) & (target < len(tile))
-            source, target = source[keep], target[keep]
-            keep = (tile[source] == tile[target]) & (task[source] != task[target])
-            source, target = source[keep], target[keep]
-            return task[source], task[target], tile[source], np.full(len(source), kind, dtype=np.int8)
 
-        reads, writes = places[~write], places[write]
-        parts = (
-            linked(before[reads], reads, EdgeKind.RAW),
-            linked(reads, after[reads], EdgeKind.WAR),
-            linked(before[writes], writes, EdgeKind.WAW),
-        )
-        producer = np.concatenate([part[0] for part in parts])
-        consumer = np.concatenate([part[1] for part in parts])
-        tiles = np.concatenate([part[2] for part in parts])
-        kinds = np.concatenate([part[3] for part in parts])
-        by_consumer = np.argsort(consumer, kind="stable")
-        return Edges(producer[by_consumer], consumer[by_consumer], kinds[by_consumer], tiles[by_consumer])
+def linked(place: Ints, task: Ints, write: npt.NDArray[np.bool_]) -> tuple[tuple[Ints, Ints], ...]:
+    """Pairs (earlier, later) of accesses to one place by different tasks: RAW, WAR, WAW.
+
+    place, task, write: of each access, sorted by place and in program order inside one. RAW and WAW: from the last
+    write before; WAR: to the next write. The other pairs that must be ordered follow from these.
+    """
+    index = np.arange(len(place), dtype=np.int64)
+    last = np.maximum.accumulate(np.where(write, index, -1))
+    before = np.concatenate((np.full(min(1, len(place)), -1, dtype=np.int64), last[:-1]))
+    after = np.minimum.accumulate(np.where(write, index, len(place))[::-1])[::-1]
+    reads, writes = index[~write], index[write]
+
+    def kept(source: Ints, target: Ints) -> tuple[Ints, Ints]:
+        there = (source >= 0) & (target < len(place))
+        source, target = source[there], target[there]
+        there = (place[source] == place[target]) & (task[source] != task[target])
+        return source[there], target[there]
+
+    return kept(before[reads], reads), kept(reads, after[reads]), kept(before[writes], writes)

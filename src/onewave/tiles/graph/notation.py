@@ -442,7 +442,7 @@ def _check_made(read: Text, graph: TileGraph, leaves: list[Node]) -> None:
 
 def _check_parallel(graph: TileGraph, groups: list[tuple[Node, list[Range]]]) -> None:
     """Refuse a `par` whose children depend on each other."""
-    edges = graph.edges()  # ordered by consumer, so that each child has a run of them
+    edges = graph.edges  # ordered by consumer, so that each child has a run of them
     later = [(node, ranges[0][0], *child) for node, ranges in groups for child in ranges[1:]]
     bounds = np.array([child[2:] for child in later], dtype=np.int64).reshape(-1, 2)
     runs = np.searchsorted(edges.consumer, bounds).tolist()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.graph.builders import SplitProgram, conv2d, ffn, gemm, gemm_chain, gemm_stream_k
+from onewave.tiles.graph.builders import conv2d, ffn, gemm, gemm_chain, gemm_stream_k
 from onewave.tiles.graph.builders_attention import attention, attention_block
 from onewave.tiles.graph.graph import TileGraph
 
@@ -120,8 +120,7 @@ def build_program(
     numbers = read_sizes(kind, sizes)
     if options.stream_k and kind == "gemm":
         m, n, k = numbers
-        split: SplitProgram = gemm_stream_k(m, n, k, options.gemm_tile, workers=options.workers, dtype=options.dtype)
-        return split.graph, split.queues
+        return gemm_stream_k(m, n, k, options.gemm_tile, workers=options.workers, dtype=options.dtype)
     return row.build(numbers, options), None
 
 

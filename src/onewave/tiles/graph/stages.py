@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.graph.graph import Task, TileGraph
+from onewave.tiles.graph.graph import Task, TileGraph, entries_of
 from onewave.tiles.order.orders import task_order
 from onewave.tiles.sim.caches import Stream, replay
 
@@ -123,9 +123,7 @@ def _needed_after(graph: TileGraph, ids: Ints) -> npt.NDArray[np.bool_]:
 
 def _replayed(part: TileGraph, order: Ints, capacity: int, policy: str, kept: npt.NDArray[np.bool_]) -> tuple[int, int]:
     start, tile, is_write = part.accesses
-    length = np.diff(start)[order]
-    first = np.cumsum(length) - length
-    source = np.repeat(start[order] - first, length) + np.arange(int(length.sum()), dtype=np.int64)
+    _, source = entries_of(start, order)
     numbers = tile[source]
     result = replay(policy, Stream(numbers, is_write[source], part.bytes_of_numbers(numbers)), capacity)
     last_use = np.full(part.num_tiles, -1, dtype=np.int64)

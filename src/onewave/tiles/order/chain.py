@@ -53,9 +53,8 @@ def coordinates(graph: TileGraph) -> Coordinates:
     )
 
 
-def sequential(graph: TileGraph, parameter: int = 0) -> Ints:
+def sequential(graph: TileGraph) -> Ints:
     """One stage after the other, as the program lists them."""
-    del parameter
     return np.arange(len(graph.tasks), dtype=np.int64)
 
 
@@ -65,13 +64,12 @@ def rows(graph: TileGraph, parameter: int = 1) -> Ints:
     return linear_extension(graph, (at.row // max(parameter, 1), at.stage))
 
 
-def half_row(graph: TileGraph, parameter: int = 0) -> Ints:
+def half_row(graph: TileGraph) -> Ints:
     """Half a row of the first GEMM, then what of the second reads it, then the other half.
 
     The second GEMM must be cut along K in 2 or more (a chain built with splits=2) for its half to be able to start;
     a task of a later stage belongs to the half that its last input falls in.
     """
-    del parameter
     at = coordinates(graph)
     first = at.stage == 0
     half = np.where(
@@ -80,12 +78,11 @@ def half_row(graph: TileGraph, parameter: int = 0) -> Ints:
     return linear_extension(graph, (at.row, half, at.stage))
 
 
-def accumulate_first_column(graph: TileGraph, parameter: int = 0) -> Ints:
+def accumulate_first_column(graph: TileGraph) -> Ints:
     """As soon as tiles of the first GEMM's row exist, add their product to column 0 of the second; its rest follows.
 
     Works on a chain whose second GEMM is cut along K; with one cut per column of the first, tile by tile.
     """
-    del parameter
     at = coordinates(graph)
     first = at.stage == 0
     late = ~first & (at.column > 0)
@@ -94,22 +91,20 @@ def accumulate_first_column(graph: TileGraph, parameter: int = 0) -> Ints:
     return linear_extension(graph, (at.row, late, np.where(late, at.column, end), at.stage, at.split))
 
 
-def bpt(graph: TileGraph, parameter: int = 0) -> Ints:
+def bpt(graph: TileGraph) -> Ints:
     """What comes before attention first, then a row block's projection and FFN as soon as its attention ends.
 
     A graph without a phase "attention" is treated as if all of it came after. Source: Liu & Abbeel 2023,
     arXiv:2305.19370.
     """
-    del parameter
     at = coordinates(graph)
     start = next((i for i, name in enumerate(at.stage_names) if "attention" in name), 0)
     after = at.stage >= start
     return linear_extension(graph, (after, np.where(after, at.row, at.stage), at.stage))
 
 
-def critical_path(graph: TileGraph, parameter: int = 0) -> Ints:
+def critical_path(graph: TileGraph) -> Ints:
     """The ready task with the longest way to the end first, a task's own length being its FLOPs (at least 1)."""
-    del parameter
     begin, later = successors(graph)
     start: list[int] = begin.tolist()
     after: list[int] = later.tolist()
@@ -122,7 +117,7 @@ def critical_path(graph: TileGraph, parameter: int = 0) -> Ints:
 def successors(graph: TileGraph) -> tuple[Ints, Ints]:
     """Successors in the graph: task i's are after[start[i]:start[i + 1]], each once. Returns (start, after)."""
     n = len(graph.tasks)
-    edges = graph.edges()
+    edges = graph.edges
     pairs = np.unique(edges.producer * n + edges.consumer)
     start = np.zeros(n + 1, dtype=np.int64)
     np.cumsum(np.bincount(pairs // max(n, 1), minlength=n), out=start[1:])
@@ -138,7 +133,7 @@ def linear_extension(graph: TileGraph, keys: tuple[npt.NDArray[np.generic], ...]
     wish = np.lexsort((np.arange(n), *reversed(keys))).astype(np.int64)
     place = np.empty(n, dtype=np.int64)
     place[wish] = np.arange(n)
-    edges = graph.edges()
+    edges = graph.edges
     if (place[edges.producer] < place[edges.consumer]).all():
         return wish
     start, after = successors(graph)

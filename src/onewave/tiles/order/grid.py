@@ -15,20 +15,19 @@ from onewave.base.errors import InvalidArgumentError
 Ints = npt.NDArray[np.int64]
 
 
-def row(rows: int, cols: int, parameter: int = 0) -> Ints:
+def row(rows: int, cols: int) -> Ints:
     """Row by row, left to right."""
-    del parameter
     return np.stack(np.divmod(np.arange(rows * cols, dtype=np.int64), cols), axis=1)
 
 
-def column(rows: int, cols: int, parameter: int = 0) -> Ints:
+def column(rows: int, cols: int) -> Ints:
     """Column by column, top to bottom."""
-    return row(cols, rows, parameter)[:, ::-1].copy()
+    return row(cols, rows)[:, ::-1].copy()
 
 
-def snake(rows: int, cols: int, parameter: int = 0) -> Ints:
+def snake(rows: int, cols: int) -> Ints:
     """Row by row, every other row from right to left."""
-    tiles = row(rows, cols, parameter)
+    tiles = row(rows, cols)
     back = tiles[:, 0] % 2 == 1
     tiles[back, 1] = cols - 1 - tiles[back, 1]
     return tiles
@@ -56,9 +55,8 @@ def swizzle(rows: int, cols: int, parameter: int = 8) -> Ints:
     return tiles[np.lexsort((tiles[:, 1], tiles[:, 0], tiles[:, 1] // width))]
 
 
-def morton(rows: int, cols: int, parameter: int = 0) -> Ints:
+def morton(rows: int, cols: int) -> Ints:
     """Z order: by the interleaved bits of row and column, tiles outside the grid left out."""
-    del parameter
     tiles = row(rows, cols)
     key = np.zeros(len(tiles), dtype=np.int64)
     for bit in range(max(rows, cols).bit_length()):
@@ -101,14 +99,13 @@ def random(rows: int, cols: int, parameter: int = 0) -> Ints:
     return row(rows, cols)[np.random.default_rng(parameter).permutation(rows * cols)]
 
 
-def hilbert(rows: int, cols: int, parameter: int = 0) -> Ints:
+def hilbert(rows: int, cols: int) -> Ints:
     """A Hilbert-like curve on any rectangle: neighbours in the order are neighbours in the grid.
 
     A rectangle is cut into two or three smaller ones that the curve enters and leaves at matching corners; sides are
     halved to even lengths, and only where one side is odd and the other even can a single step be diagonal.
     Source: the recursion of J. Cerveny's generalised Hilbert curve, https://github.com/jakubcerveny/gilbert.
     """
-    del parameter
     found: list[tuple[int, int]] = []
     # A rectangle still to walk: its corner, its long side and its short side as vectors (row, column).
     todo = [((0, 0), (0, cols), (rows, 0)) if cols >= rows else ((0, 0), (rows, 0), (0, cols))]

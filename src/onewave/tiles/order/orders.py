@@ -24,9 +24,9 @@ Ints = npt.NDArray[np.int64]
 class OrderRow:
     """One order. kind: "grid" orders the tiles of one grid, "graph" a whole graph's tasks.
 
-    make: for a grid (rows, cols, parameter) -> int64 [n, 2]; for a graph (graph, parameter) -> int64 [n] task ids.
-    parameter: what the number after the colon means, None where there is none; default: its value when left out, or
-    "workers" to take the machine's number of workers.
+    make: for a grid (rows, cols) -> int64 [n, 2]; for a graph (graph) -> int64 [n] task ids; with the parameter behind,
+    if there is one. parameter: what the number after the colon means; default: its value when left out, or "workers" to
+    take the machine's number of workers.
     """
 
     kind: str
@@ -107,7 +107,7 @@ def grid_order(text: str, rows: int, cols: int, *, workers: int = 132) -> Order:
     name, row, given = _parse(text, "grid")
     if name == "explicit":
         return Order(text if len(text) < 40 else name, rows, cols, _explicit_tiles(given))
-    return Order(text, rows, cols, row.make(rows, cols, _parameter(name, row, given, workers)))
+    return Order(text, rows, cols, row.make(rows, cols, *_parameter(name, row, given, workers)))
 
 
 def task_order(graph: TileGraph, text: str, *, workers: int = 132) -> Ints:
@@ -119,7 +119,7 @@ def task_order(graph: TileGraph, text: str, *, workers: int = 132) -> Ints:
         return np.zeros(0, dtype=np.int64)
     name, row, given = _parse(text, None)
     if row.kind == "graph":
-        return row.make(graph, _parameter(name, row, given, workers))
+        return row.make(graph, *_parameter(name, row, given, workers))
     return chain.by_grid(graph, lambda rows, cols: grid_order(text, rows, cols, workers=workers).tiles)
 
 
@@ -132,20 +132,20 @@ def _parse(text: str, kind: str | None) -> tuple[str, OrderRow, str | None]:
     return name, row, given if colon else None
 
 
-def _parameter(name: str, row: OrderRow, given: str | None, workers: int) -> int:
-    if given is None:
-        return workers if row.default == "workers" else int(row.default)
+def _parameter(name: str, row: OrderRow, given: str | None, workers: int) -> tuple[int, ...]:
+    """The order's parameter, if it has one."""
     if row.parameter is None:
-        raise InvalidArgumentError(f"order {name!r}: parameter", got=repr(given[:40]), allowed="none")
+        if given is not None:
+            raise InvalidArgumentError(f"order {name!r}: parameter", got=repr(given[:40]), allowed="none")
+        return ()
+    if given is None:
+        return (workers if row.default == "workers" else int(row.default),)
     # Digits only: int() would take "1_0", " 8" and digits of other scripts.
     value = int(given) if re.fullmatch(r"[0-9]{1,10}", given) else row.least - 1
     if not row.least <= value < 2**31:
-        raise InvalidArgumentError(
-            f"order {name!r}: {row.parameter}",
-            got=repr(given[:40]),
-            allowed=f"a whole number from {row.least} to 2^31 - 1",
-        )
-    return value
+        allowed = f"a whole number from {row.least} to 2^31 - 1"
+        raise InvalidArgumentError(f"order {name!r}: {row.parameter}", got=repr(given[:40]), allowed=allowed)
+    return (value,)
 
 
 def _check_grid(rows: int, cols: int) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError, shown
-from onewave.tiles.graph.graph import TileGraph, distinct
+from onewave.tiles.graph.graph import TileGraph, distinct, linked
 from onewave.tiles.order.schedule import (
     Csr,
     Ints,
@@ -190,18 +190,9 @@ def derived_edges(program: Program, place: Ints) -> Ints:
     """
     slots = place[program.tile]
     by_slot = np.argsort(slots, kind="stable")
-    slot, task, write = slots[by_slot], program.access_task[by_slot], program.is_write[by_slot]
-    n, index = len(slot), np.arange(len(slot), dtype=np.int64)
-    found = [program.after]
-    if n:
-        last = np.maximum.accumulate(np.where(write, index, -1))
-        before = np.concatenate((np.array([-1], dtype=np.int64), last[:-1]))
-        after = np.minimum.accumulate(np.where(write, index, n)[::-1])[::-1]
-        for source, target in ((before, index), (index[~write], after[~write])):
-            keep = (source >= 0) & (target < n)
-            source, target = source[keep], target[keep]
-            keep = (slot[source] == slot[target]) & (task[source] != task[target])
-            found.append(np.stack((task[source[keep]], task[target[keep]]), axis=1))
+    task = program.access_task[by_slot]
+    pairs = linked(slots[by_slot], task, program.is_write[by_slot])
+    found = [program.after, *(np.stack((task[source], task[target]), axis=1) for source, target in pairs)]
     pairs = np.concatenate(found)
     keys = distinct(pairs[:, 0] * max(1, program.num_tasks) + pairs[:, 1])
     return np.stack(np.divmod(keys, max(1, program.num_tasks)), axis=1).astype(np.int64)

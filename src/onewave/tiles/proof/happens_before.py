@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onewave.tiles.graph.graph import entries_of
 from onewave.tiles.order.schedule import Csr, Ints, Mode, Schedule, Syncs
 
 # Numbers held at once while happens-before is followed; more columns are done in several passes.
@@ -230,10 +231,10 @@ def _find(found: npt.NDArray[np.bool_], pairs: Ints, walked: tuple[Csr, Ints], o
     while low < len(pairs) and len(keys):
         done = int(ends[low - 1]) if low else 0
         high = max(low + 1, int(np.searchsorted(ends, done + MAX_ENTRIES, side="right")))
-        some, length = pairs[low:high], counts[low:high]
-        pair = np.repeat(some, length)
-        entry = np.arange(len(pair), dtype=np.int64) - np.repeat(np.cumsum(length) - length, length)
-        key = other[1][pair] * max(1, counters) + rows.first[rows.start[task[pair]] + entry]
+        some = pairs[low:high]
+        of, entry = entries_of(rows.start, task[some])
+        pair = some[of]
+        key = other[1][pair] * max(1, counters) + rows.first[entry]
         at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
         found[pair[keys[at] == key]] = True
         low = high

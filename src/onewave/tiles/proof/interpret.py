@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.tiles.graph.graph import distinct
+from onewave.tiles.graph.graph import distinct, entries_of
 from onewave.tiles.order.schedule import Csr, Ints, Mode
 from onewave.tiles.proof.table import TaskTable
 from onewave.tiles.sim.machine import MAX_WORKERS
@@ -139,13 +139,6 @@ def _check_cells(table: TaskTable, runs: int, lanes: int) -> None:
         )
 
 
-def _entries(side: Csr, rows: Ints) -> tuple[Ints, Ints]:
-    """The entries of some rows: which of the rows each belongs to, and its place in the columns."""
-    counts = side.start[rows + 1] - side.start[rows]
-    of = np.repeat(np.arange(len(rows), dtype=np.int64), counts)
-    return of, np.arange(len(of), dtype=np.int64) + np.repeat(side.start[rows] - np.cumsum(counts) + counts, counts)
-
-
 class _Batch:
     """Runs side by side: every array has a row a run."""
 
@@ -256,7 +249,7 @@ class _Batch:
         task = self.task[run, lane]
         self.state[run, lane] = RUNNING
         self._compare(run, task, self.reads, "reads")
-        of, at = _entries(self.begun, task)
+        of, at = entries_of(self.begun.start, task)
         self.version[run[of], self.begun.first[at]] = self.begun.second[at]
 
     def _end(self, run: Ints, lane: Ints) -> None:
@@ -265,10 +258,10 @@ class _Batch:
         self.place[run, lane] += 1
         self._compare(run, task, self.late, "is still reading")
         self._compare(run, task, self.begun, "is writing")
-        of, at = _entries(self.writes, task)
+        of, at = entries_of(self.writes.start, task)
         self.version[run[of], self.writes.first[at]] = self.writes.second[at]
         self.ended[run, task] += 1
-        of, at = _entries(self.table.posts, task)
+        of, at = entries_of(self.table.posts.start, task)
         self._post(run[of], self.table.posts.first[at], self.table.posts.second[at])
 
     def _post(self, run: Ints, counter: Ints, amount: Ints) -> None:
@@ -277,14 +270,14 @@ class _Batch:
         old = self.counter[run_at, at] - self.totals[at]
         np.add.at(self.counter, (run, counter), amount)
         new = self.counter[run_at, at] - self.totals[at]
-        of, entry = _entries(self.waiters, at)
+        of, entry = entries_of(self.waiters.start, at)
         threshold = self.waiters.second[entry]
         passed = (old[of] < threshold).astype(np.int64) - (new[of] < threshold)
         # One waiter may stand twice in a counter's list.
         np.subtract.at(self.missing, (run_at[of], self.waiters.first[entry]), passed)
 
     def _compare(self, run: Ints, task: Ints, side: Csr, does: str) -> None:
-        of, at = _entries(side, task)
+        of, at = entries_of(side.start, task)
         slot, value = side.first[at], side.second[at]
         found = self.version[run[of], slot]
         wrong = np.flatnonzero(found != value)

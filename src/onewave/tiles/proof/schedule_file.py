@@ -33,6 +33,7 @@ from typing import Any, cast
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError
+from onewave.tiles.graph.graph import linked
 from onewave.tiles.order.schedule import Csr, Ints, Mode, Program, Ring, Schedule, Syncs, ring_edges, ring_places
 
 MAX_FILE_BYTES = 256 << 20
@@ -146,11 +147,9 @@ class _Task:
 def _read_after_write(program: Program) -> Ints:
     """The last writer before each read of a tile, and the reader: [n, 2]."""
     by_tile = np.argsort(program.tile, kind="stable")
-    tile, task, write = program.tile[by_tile], program.access_task[by_tile], program.is_write[by_tile]
-    last = np.maximum.accumulate(np.where(write, np.arange(len(tile), dtype=np.int64), -1))
-    read = np.flatnonzero(~write & (last >= 0))
-    read = read[tile[last[read]] == tile[read]]
-    return np.stack((task[last[read]], task[read]), axis=1)
+    task = program.access_task[by_tile]
+    (written, read), *_ = linked(program.tile[by_tile], task, program.is_write[by_tile])
+    return np.stack((task[written], task[read]), axis=1)
 
 
 class _Reader:

@@ -38,6 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError, UnverifiedError
+from onewave.tiles.graph.graph import entries_of
 from onewave.tiles.order.schedule import Csr, Ints, Mode
 from onewave.tiles.proof.verify import VerifiedSchedule
 
@@ -311,9 +312,8 @@ def lower(verified: VerifiedSchedule) -> TaskTable:
     n = program.num_tasks
     row_of = np.empty(n, dtype=np.int64)
     row_of[order] = np.arange(n)
-    accesses = _gather(program.start, order)
+    owner, accesses = entries_of(program.start, order)
     counts = np.diff(program.start)[order]
-    owner = np.repeat(np.arange(n, dtype=np.int64), counts)
     # Reads before writes, whatever the program's own order inside a task.
     accesses = accesses[np.lexsort((program.is_write[accesses], owner))]
     slots, slot = np.unique(schedule.place[program.tile[accesses]], return_inverse=True)
@@ -321,7 +321,7 @@ def lower(verified: VerifiedSchedule) -> TaskTable:
     np.add.at(totals, syncs.posts.first, syncs.posts.second)
 
     def moved(side: Csr) -> Csr:
-        entries = _gather(side.start, order)
+        _, entries = entries_of(side.start, order)
         start = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(np.diff(side.start)[order])))
         return Csr(start, side.first[entries], side.second[entries])
 
@@ -346,10 +346,3 @@ def lower(verified: VerifiedSchedule) -> TaskTable:
         opcode_names=program.opcode_names,
         phase_names=program.phase_names,
     )
-
-
-def _gather(start: Ints, rows: Ints) -> Ints:
-    """The entries of the rows, in the rows' order."""
-    counts = start[rows + 1] - start[rows]
-    shift = np.repeat(start[rows] - (np.cumsum(counts) - counts), counts)
-    return np.arange(len(shift), dtype=np.int64) + shift

@@ -9,13 +9,14 @@ write-after-read and write-after-write pair on every physical slot is ordered by
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass, fields, replace
+from typing import Any, cast
 
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError, VerificationError
 from onewave.tiles.graph.graph import distinct
-from onewave.tiles.order.schedule import Csr, Ints, Mode, Schedule, Syncs
+from onewave.tiles.order.schedule import Csr, Ints, Mode, Program, Schedule, Syncs
 from onewave.tiles.proof.happens_before import Places, Step, find_cycle, topological_order, unordered_pairs
 
 HAZARDS = ("RAW", "WAR", "WAW", "after")
@@ -48,7 +49,7 @@ def verify(schedule: Schedule) -> VerifiedSchedule:
     Raises VerificationError with its kind and witness, InvalidArgumentError when the arrays do not belong together.
     """
     _check_shapes(schedule)
-    schedule = _frozen(schedule)
+    schedule = cast("Schedule", _frozen(schedule))
     places = _check_once(schedule)
     _check_residency(schedule)
     _check_counts(schedule)
@@ -85,35 +86,17 @@ def _check_shapes(schedule: Schedule) -> None:
         raise InvalidArgumentError("schedule: queues", got=str(schedule.num_workers), allowed="1 in ticket mode")
 
 
-def _frozen(schedule: Schedule) -> Schedule:
-    """A copy whose arrays can't be written to: what is proved stays what was proved."""
-
-    def held(values: Ints) -> Ints:
-        values = values.copy()
-        values.flags.writeable = False
-        return values
-
-    def held_rows(side: Csr) -> Csr:
-        return Csr(held(side.start), held(side.first), held(side.second))
-
-    program, syncs = schedule.program, schedule.syncs
-    is_write = program.is_write.copy()
-    is_write.flags.writeable = False
-    return replace(
-        schedule,
-        program=replace(
-            program,
-            start=held(program.start),
-            tile=held(program.tile),
-            is_write=is_write,
-            after=held(program.after),
-            opcodes=held(program.opcodes),
-            phases=held(program.phases),
-        ),
-        queues=tuple(held(queue) for queue in schedule.queues),
-        syncs=Syncs(held_rows(syncs.waits), held_rows(syncs.posts), syncs.num_counters),
-        place=held(schedule.place),
-    )
+def _frozen(part: Any) -> Any:
+    """A copy of a schedule, or a part, whose arrays can't be written to: what is proved stays what was proved."""
+    if isinstance(part, np.ndarray):
+        copy: np.ndarray[Any, Any] = part.copy()
+        copy.flags.writeable = False
+        return copy
+    if isinstance(part, (Schedule, Program, Syncs, Csr)):
+        return replace(part, **{field.name: _frozen(getattr(part, field.name)) for field in fields(part)})
+    if isinstance(part, tuple) and isinstance(next(iter(part), None), np.ndarray):  # queues
+        return tuple(map(_frozen, part))
+    return part
 
 
 def _check_once(schedule: Schedule) -> Places:

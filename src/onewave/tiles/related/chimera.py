@@ -15,12 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.tiles.graph.builders import DTYPES, check_sizes, cuts
 from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.graph.notation import parse_notation
 
+STEP = 16
+"""Block sizes of m and l are multiples of it."""
 BLOCK_ORDERS = ("ml", "lm")
 """Outer loop first. The loops along k and n are inside both, so that a block of C never leaves the chip."""
 
@@ -50,16 +53,16 @@ class ChainPlan:
     moved: Movement
 
 
-def closed_form(capacity: int, inner: int, itemsize: float = 2.0, step: int = 16) -> int:
-    """The block size of m and l that moves the least: -a + sqrt(a^2 + S), rounded down to a multiple of `step`.
+def closed_form(capacity: int, inner: int, itemsize: float = 2.0) -> int:
+    """The block size of m and l that moves the least: -a + sqrt(a^2 + S), rounded down to a multiple of STEP.
 
     capacity: bytes on chip, S elements. inner: a, the block size of k and n. Raises InvalidArgumentError where not even
-    `step` fits.
+    STEP fits.
     """
     elements = capacity / itemsize
-    size = int(-inner + math.sqrt(inner * inner + elements)) // step * step
-    if size < step:
-        least = math.ceil((step * step + 2 * inner * step) * itemsize)
+    size = int(-inner + math.sqrt(inner * inner + elements)) // STEP * STEP
+    if size < STEP:
+        least = math.ceil((STEP * STEP + 2 * inner * STEP) * itemsize)
         raise InvalidArgumentError("on-chip memory", got=f"{capacity:,} bytes", allowed=f"{least:,} or more")
     return size
 
@@ -77,16 +80,14 @@ def needed_bytes(order: str, sizes: Mapping[str, int], blocks: Mapping[str, int]
     return math.ceil((blocks["m"] * blocks["l"] + max(first, second)) * itemsize)
 
 
-def square_blocks(
-    sizes: Mapping[str, int], capacity: int, inner: int, itemsize: float = 2.0, step: int = 16
-) -> dict[str, int]:
+def square_blocks(sizes: Mapping[str, int], capacity: int, inner: int, itemsize: float = 2.0) -> dict[str, int]:
     """The closed form's blocks for the order "ml", m's and l's a few steps smaller where they would not fit.
 
     The closed form does not count what a product keeps over the other's turn. Raises InvalidArgumentError where not
-    even `step` fits.
+    even STEP fits.
     """
     needed = 0
-    for size in range(closed_form(capacity, inner, itemsize, step), 0, -step):
+    for size in range(closed_form(capacity, inner, itemsize), 0, -STEP):
         blocks = {dim: min(sizes[dim], size if dim in "ml" else inner) for dim in "mnkl"}
         needed = needed_bytes("ml", sizes, blocks, itemsize)
         if needed <= capacity:
@@ -122,35 +123,34 @@ def movement(order: str, sizes: Mapping[str, int], blocks: Mapping[str, int], it
 
 
 def best_blocks(
-    sizes: Mapping[str, int], capacity: int, itemsize: float = 2.0, step: int = 16, inner: Iterable[int] = ()
+    sizes: Mapping[str, int], capacity: int, itemsize: float = 2.0, inner: Iterable[int] = (STEP,)
 ) -> ChainPlan:
-    """Try both block orders and every block size of m and l (multiples of `step`), with k and n in `inner` or whole.
+    """Try both block orders and every block size of m and l (multiples of STEP), with k and n in `inner` or whole.
 
     Raises InvalidArgumentError where nothing fits.
     """
     best: ChainPlan | None = None
-    options = {dim: sorted({*(min(size, sizes[dim]) for size in inner or (step,)), sizes[dim]}) for dim in "kn"}
-    tall, wide = (_block_sizes(sizes[dim], step) for dim in "ml")
-    for k in options["k"]:
-        for n in options["n"]:
-            for m in tall:
-                for l_ in wide:
-                    blocks = {"m": m, "n": n, "k": k, "l": l_}
-                    for order in BLOCK_ORDERS:
-                        needed = needed_bytes(order, sizes, blocks, itemsize)
-                        if needed > capacity:
-                            continue
-                        plan = ChainPlan(order, blocks, needed, movement(order, sizes, blocks, itemsize))
-                        if best is None or (plan.moved.total, needed) < (best.moved.total, best.needed):
-                            best = plan
+    k_and_n = ({*(min(size, sizes[dim]) for size in inner), sizes[dim]} for dim in "kn")
+    m_and_l = (_block_sizes(sizes[dim]) for dim in "ml")
+    for k, n, m, l_ in product(*map(sorted, k_and_n), *m_and_l):
+        blocks = {"m": m, "n": n, "k": k, "l": l_}
+        for order in BLOCK_ORDERS:
+            needed = needed_bytes(order, sizes, blocks, itemsize)
+            if needed > capacity:
+                continue
+            plan = ChainPlan(order, blocks, needed, movement(order, sizes, blocks, itemsize))
+            if best is None or (plan.moved.total, needed) < (best.moved.total, best.needed):
+                best = plan
     if best is None:
-        raise InvalidArgumentError("on-chip memory", got=f"{capacity:,} bytes", allowed="room for one block")
+        raise _no_room(capacity)
     return best
 
 
-def separate_bytes(
-    sizes: Mapping[str, int], capacity: int, itemsize: float = 2.0, step: int = 16, inner: int = 16
-) -> int:
+def _no_room(capacity: int) -> InvalidArgumentError:
+    return InvalidArgumentError("on-chip memory", got=f"{capacity:,} bytes", allowed="room for one block")
+
+
+def separate_bytes(sizes: Mapping[str, int], capacity: int, itemsize: float = 2.0, inner: int = STEP) -> int:
     """Bytes that the two products move as two launches, each with the block sizes that are best for it alone.
 
     A block of the result stays on chip while the loop along its depth runs, so each result is stored once, and C is
@@ -160,22 +160,22 @@ def separate_bytes(
     for rows, depth, cols in ("mkl", "mln"):
         best: float | None = None
         a = min(inner, sizes[depth])
-        for m in _block_sizes(sizes[rows], step):
-            for n in _block_sizes(sizes[cols], step):
+        for m in _block_sizes(sizes[rows]):
+            for n in _block_sizes(sizes[cols]):
                 if (m * n + a * (m + n)) * itemsize > capacity:
                     break
                 once = sizes[rows] * sizes[depth] * cuts(sizes[cols], n)
                 once += sizes[depth] * sizes[cols] * cuts(sizes[rows], m) + sizes[rows] * sizes[cols]
                 best = once * itemsize if best is None else min(best, once * itemsize)
         if best is None:
-            raise InvalidArgumentError("on-chip memory", got=f"{capacity:,} bytes", allowed="room for one block")
+            raise _no_room(capacity)
         total += math.ceil(best)
     return total
 
 
-def _block_sizes(size: int, step: int) -> list[int]:
-    """Sizes that cut `size` into different numbers of blocks: for each number the smallest multiple of step."""
-    found = {min(size, -(-cuts(size, pieces) // step) * step) for pieces in range(1, cuts(size, step) + 1)}
+def _block_sizes(size: int) -> list[int]:
+    """Sizes that cut `size` into different numbers of blocks: for each number the smallest multiple of STEP."""
+    found = {min(size, -(-cuts(size, pieces) // STEP) * STEP) for pieces in range(1, cuts(size, STEP) + 1)}
     return sorted(found)
 
 

@@ -99,7 +99,7 @@ def _members(group: int) -> list[int]:
 def _predecessors(graph: TileGraph, count: int) -> list[int]:
     """For each stage, the set of stages that it directly depends on."""
     stages = stages_of(graph)
-    edges = graph.edges()
+    edges = graph.edges
     pairs = np.unique(stages.of[edges.producer] * count + stages.of[edges.consumer])
     before = [0] * count
     for pair in pairs.tolist():

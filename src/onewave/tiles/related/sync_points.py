@@ -74,7 +74,7 @@ def grid_syncs(graph: TileGraph, workers: int = 132, mapping: str = "follow") ->
     stages = stages_of(graph)
     count = len(stages.names)
     worker = _workers(graph, stages, workers, mapping)
-    edges = graph.edges()
+    edges = graph.edges
     links = np.unique(edges.producer * len(graph.tasks) + edges.consumer)
     producer, consumer = links // len(graph.tasks), links % len(graph.tasks)
     boundary = stages.of[producer] * count + stages.of[consumer]
@@ -112,7 +112,7 @@ def _workers(graph: TileGraph, stages: Stages, workers: int, mapping: str) -> In
 
 
 def _followed(graph: TileGraph, stages: Stages, workers: int) -> Ints:
-    edges = graph.edges()
+    edges = graph.edges
     start: list[int] = np.searchsorted(edges.consumer, np.arange(len(graph.tasks) + 1)).tolist()
     producers: list[int] = edges.producer.tolist()
     ends = np.searchsorted(stages.of, np.arange(len(stages.names) + 1)).tolist()

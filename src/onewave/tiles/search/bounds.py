@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.builders import check_sizes
 from onewave.tiles.graph.graph import TileGraph
+from onewave.tiles.search.panels import check_game
 from onewave.tiles.sim.traffic import compulsory
 
 
@@ -70,31 +71,19 @@ def gemm_bounds(
     side = math.sqrt(fast)
     leading = 2 * products / side
     fits = fast >= 1 and side <= min(m, n) and 2 * side <= k
-    term = leading * itemsize
+    smith, cosma = "arXiv:1702.02017", "arXiv:1908.09606"
     found = [
-        Bound("compulsory", (m * k + k * n + m * n) * itemsize, "bytes", True, "A and B once in, C once out"),
-        Bound(
-            "Smith-van de Geijn",
-            max(0.0, leading - 2 * fast) * itemsize,
-            "bytes",
-            True,
-            "2mnk/sqrt(S) - 2S, arXiv:1702.02017",
-        ),
-        Bound(
-            "Smith-van de Geijn, leading term",
-            term,
-            "bytes",
-            False,
-            "2mnk/sqrt(S), for S far below mn, arXiv:1702.02017",
-        ),
-        Bound("COSMA", (leading + m * n) * itemsize, "bytes", fits, "2mnk/sqrt(S) + mn, arXiv:1908.09606"),
+        ("compulsory", m * k + k * n + m * n, True, "A and B once in, C once out"),
+        ("Smith-van de Geijn", max(0.0, leading - 2 * fast), True, f"2mnk/sqrt(S) - 2S, {smith}"),
+        ("Smith-van de Geijn, leading term", leading, False, f"2mnk/sqrt(S), for S far below mn, {smith}"),
+        ("COSMA", leading + m * n, fits, f"2mnk/sqrt(S) + mn, {cosma}"),
     ]
     if workers > 1:
         share = fast / workers
         one = min(2 * products / (workers * math.sqrt(share)) + share, 3 * (products / workers) ** (2 / 3))
-        source = "P min(2mnk/(P sqrt(s)) + s, 3(mnk/P)^(2/3)), what P workers receive, arXiv:1908.09606"
-        found.append(Bound("COSMA, parallel", one * workers * itemsize, "bytes", False, source))
-    return tuple(found)
+        source = f"P min(2mnk/(P sqrt(s)) + s, 3(mnk/P)^(2/3)), what P workers receive, {cosma}"
+        found.append(("COSMA, parallel", one * workers, False, source))
+    return tuple(Bound(name, value * itemsize, "bytes", applies, source) for name, value, applies, source in found)
 
 
 def panel_bound(rows: int, cols: int, capacity: int) -> int:
@@ -104,9 +93,7 @@ def panel_bound(rows: int, cols: int, capacity: int) -> int:
     possible; the first c loads together at most floor(c/2) ceil(c/2), for that many pairs exist among c panels. Every
     panel is loaded at least once. Raises InvalidArgumentError.
     """
-    check_sizes({"rows": rows, "cols": cols})
-    if capacity < 2:
-        raise InvalidArgumentError("cache", got=f"{capacity} panels", allowed="2 or more: a tile needs two at once")
+    check_game(rows, cols, capacity)
     first = (capacity // 2) * (capacity - capacity // 2)
     fetches = capacity + -(-max(0, rows * cols - first) // (capacity - 1))
     return max(rows + cols, fetches if rows * cols > first else 0)

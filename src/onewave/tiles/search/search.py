@@ -8,14 +8,14 @@ sees row panel, column panel, row panel, ... one by one.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.search.bounds import panel_bound
 from onewave.tiles.search.local import improve
 from onewave.tiles.search.panel_bound import pair_bound
-from onewave.tiles.search.panels import MAX_PANEL_TILES, panel_loads
+from onewave.tiles.search.panels import MAX_PANEL_TILES, check_game, panel_loads
 from onewave.tiles.search.spaces import BeladySpace, LruSpace
 from onewave.tiles.search.starts import Path, block_snake, renamed, starting_orders
 from onewave.tiles.search.tree import astar, beam
@@ -73,23 +73,9 @@ class SearchResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, for JSON."""
-        return {
-            "rows": self.rows,
-            "cols": self.cols,
-            "cache_panels": self.capacity,
-            "policy": self.policy,
-            "start": list(self.start),
-            "method": self.method,
-            "loads": self.loads,
-            "bound": self.bound,
-            "page_fetch_bound": self.page_fetch,
-            "gap": self.gap,
-            "proven": self.proven,
-            "expanded": self.expanded,
-            "seconds": self.seconds,
-            "history": [{"seconds": s.seconds, "loads": s.loads, "bound": s.bound, "by": s.by} for s in self.history],
-            "order": [[row, col] for row, col in self.order],
-        }
+        facts = {"cache_panels": self.capacity, "page_fetch_bound": self.page_fetch, "gap": self.gap}
+        facts |= {name: value for name, value in asdict(self).items() if name not in ("capacity", "page_fetch")}
+        return facts | {"proven": self.proven, "start": list(self.start), "order": [list(tile) for tile in self.order]}
 
 
 @dataclass
@@ -218,7 +204,7 @@ def _beam(hunt: Hunt, deadline: float) -> None:
 
 def _local(hunt: Hunt, deadline: float) -> None:
     if not hunt.over:
-        for path, loads in improve(hunt.order, hunt.count, hunt.bound, deadline, MAX_TRIES):
+        for path, loads in improve(hunt.order, hunt.count, hunt.bound, MAX_TRIES, deadline=deadline):
             hunt.offer(path, loads, "local search")
 
 
@@ -232,23 +218,17 @@ def _take(hunt: Hunt, tiles: tuple[int, ...] | None, by: str) -> None:
 def _check(
     rows: int, cols: int, capacity: int, policy: str, start: tuple[int, int], method: str, time_limit: float
 ) -> None:
-    if rows < 1 or cols < 1 or rows * cols > MAX_PANEL_TILES:
+    if rows * cols > MAX_PANEL_TILES:
         raise InvalidArgumentError("grid", got=f"{rows} x {cols} tiles", allowed=f"1 to {MAX_PANEL_TILES:,} in all")
-    if capacity < 2:
-        raise InvalidArgumentError("cache", got=f"{capacity} panels", allowed="2 or more: a tile needs two at once")
+    check_game(rows, cols, capacity)
     for what, got, allowed in (("policy", policy, POLICIES), ("method", method, METHODS)):
         if got not in allowed:
             raise InvalidArgumentError(what, got=repr(got[:40]), allowed=", ".join(allowed))
     if not (0 <= start[0] < rows and 0 <= start[1] < cols):
-        raise InvalidArgumentError(
-            "start", got=f"{start[0]},{start[1]}", allowed=f"a tile inside the {rows} x {cols} grid"
-        )
+        allowed = f"a tile inside the {rows} x {cols} grid"
+        raise InvalidArgumentError("start", got=f"{start[0]},{start[1]}", allowed=allowed)
     if method in ("exact", "beam") and rows * cols > MAX_STATES_OF:
-        raise InvalidArgumentError(
-            f"method {method}",
-            got=f"{rows * cols:,} tiles",
-            allowed=f"up to {MAX_STATES_OF:,}",
-            next="Use local, or larger tiles.",
-        )
+        allowed, next = f"up to {MAX_STATES_OF:,}", "Use local, or larger tiles."
+        raise InvalidArgumentError(f"method {method}", got=f"{rows * cols:,} tiles", allowed=allowed, next=next)
     if not 0 < time_limit < 1e9:
         raise InvalidArgumentError("time limit", got=f"{time_limit}", allowed="above 0 seconds")

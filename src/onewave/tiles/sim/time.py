@@ -232,7 +232,7 @@ def run_lanes(
 
 def longest_chain(graph: TileGraph, lasted: Floats) -> float:
     """The longest chain of dependent tasks, each as long as it lasted."""
-    edges = graph.edges()
+    edges = graph.edges
     at = [0.0] * len(graph.tasks)  # when a task could start at the earliest
     length: list[float] = lasted.tolist()
     # Program order is a linear extension and the edges come ordered by consumer, so one pass is enough.
@@ -256,7 +256,7 @@ def _check_queues(queues: list[list[int]], tasks: int, lanes: int) -> None:
 
 def _stuck(graph: TileGraph, running: Lanes) -> InvalidArgumentError:
     waiting = next(task for task in range(len(graph.tasks)) if running.lane[task] >= 0 and running.missing[task])
-    edges = graph.edges()
+    edges = graph.edges
     needs: list[int] = edges.producer[edges.consumer == waiting].tolist()
     # A coarser policy may hold a task up although all that it reads is there: then any task that has not ended.
     ended = running.ended

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError, shown
-from onewave.tiles.graph.graph import TileGraph
+from onewave.tiles.graph.graph import TileGraph, entries_of
 from onewave.tiles.sim.caches import CacheResult, Stream, replay
 from onewave.tiles.sim.machine import CacheLevel, Machine
 from onewave.tiles.sim.report import LevelTraffic, TensorTraffic
@@ -51,7 +51,7 @@ def wave_of(graph: TileGraph, order: Ints, lanes: int) -> Ints:
     n = len(order)
     place = np.empty(n, dtype=np.int64)
     place[order] = np.arange(n)
-    edges = graph.edges()
+    edges = graph.edges
     newest = np.full(n, -1, dtype=np.int64)  # the latest producer of the i-th task
     np.maximum.at(newest, place[edges.consumer], place[edges.producer])
     starts = [0]
@@ -85,11 +85,8 @@ def run_levels(graph: TileGraph, order: Ints, machine: Machine, mode: str) -> tu
 
 def _flow(graph: TileGraph, order: Ints, machine: Machine, mode: str) -> tuple[Flow, int]:
     start, tile, is_write = graph.accesses
-    length = np.diff(start)[order]
-    first = np.cumsum(length) - length
-    step = np.arange(int(length.sum()), dtype=np.int64) - np.repeat(first, length)
-    source = np.repeat(start[order], length) + step
-    position = np.repeat(np.arange(len(order), dtype=np.int64), length)
+    position, source = entries_of(start, order)
+    step = source - start[order][position]
     lane = position % machine.lanes
     waves = -(-len(order) // machine.lanes)
     if mode == "wave":

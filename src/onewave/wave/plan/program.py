@@ -311,7 +311,7 @@ def _check_hand_offs(graph: TileGraph, table: TaskTable, exchanged: set[str]) ->
     worker_of = np.full(len(graph.tasks), -1, dtype=np.int64)
     for worker, queue in enumerate(table.queues):
         worker_of[table.task[queue]] = worker
-    edges = graph.edges()
+    edges = graph.edges
     loose = worker_of[edges.producer] != worker_of[edges.consumer]
     names = list(graph.tensors)
     free = np.array([name in exchanged for name in names], dtype=np.bool_)
