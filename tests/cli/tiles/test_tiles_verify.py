@@ -375,7 +375,8 @@ def test_interpret_tells_what_a_broken_table_does(tmp_path):
     lowered(*CHAIN_SIZES, "--out", file)
     table = TaskTable.load(file)
     none = np.zeros(0, dtype=np.int64)
-    dataclasses.replace(table, waits=Csr.build(table.num_tasks, none, none, none)).save(file)
+    broken = dataclasses.replace(table, waits=Csr.build(table.num_tasks, none, none, none))
+    file.write_bytes(broken.to_npy())
     result = interpreted(file)
     assert result.exit_code == 1
     assert "went wrong: gemm1#" in result.stdout

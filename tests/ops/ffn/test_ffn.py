@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.task_tables.execute import execute
 from kit.task_tables.verify_table import verify_table
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.explain import explain
@@ -15,7 +16,6 @@ from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.ffn.wave.launch import PackedFFN
 from onewave.ops.ffn.wave.plan import DATA, ORDERS, plan_ffn, workers_for
-from onewave.tiles.proof.interpret import execute
 from onewave.wave.plan.operations import INPUT, OUTPUT
 from onewave.wave.plan.slices import slice_bounds
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from kit.task_tables.execute import execute
 from kit.task_tables.verify_table import verify_table
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.ops.ffn.chain.plan import BANDS, ChainPlan, ChainTile, chain_graph, default_tile, plan_chain
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.tiles.order.policies import POLICIES
-from onewave.tiles.proof.interpret import execute
 from onewave.tiles.sim.simulate import simulate
 
 SIZES = FFNSizes(700, 128, 960, 448, True)

@@ -49,7 +49,7 @@ def test_words_bytes_and_files_come_back_the_same(name, mode, tmp_path):
     words = table.to_words()
     assert words.dtype == np.int32
     assert words[:4].tolist() == [MAGIC, 1, HEADER_WORDS, len(words)]
-    table.save(tmp_path / "t.npy")
+    (tmp_path / "t.npy").write_bytes(table.to_npy())
     for copy in (
         TaskTable.from_words(words),
         TaskTable.from_bytes(table.to_bytes()),

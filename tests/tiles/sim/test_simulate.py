@@ -13,7 +13,6 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.builders import ffn, gemm, gemm_chain, gemm_stream_k
 from onewave.tiles.graph.builders_attention import attention_block
 from onewave.tiles.graph.graph import Task, Tensor, TileGraph
-from onewave.tiles.order.orders import grid_order
 from onewave.tiles.sim.machine import CacheLevel, Machine
 from onewave.tiles.sim.simulate import latency_staircase, simulate
 from onewave.tiles.sim.traffic import wave_of
@@ -207,11 +206,11 @@ def test_every_simulation_obeys_the_laws(tasks, workers, queues, mode, policy, c
 
 def test_an_order_of_a_grid_runs_as_it_was_clicked():
     graph = gemm(48, 48, 16, TINY)
-    clicked = grid_order("explicit:[[2,2],[0,0],[1,1],[0,1],[0,2],[1,0],[1,2],[2,0],[2,1]]", 3, 3)
-    trace = simulate(graph, clicked, machine())
-    assert [graph.tasks[i].index for i in np.argsort(trace.start)] == clicked.to_list()
-    with pytest.raises(InvalidArgumentError, match="own grid"):
-        simulate(graph, grid_order("row", 2, 2), machine())
+    clicked = [[2, 2], [0, 0], [1, 1], [0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]]
+    trace = simulate(graph, f"explicit:{clicked}", machine())
+    assert [list(graph.tasks[i].index) for i in np.argsort(trace.start)] == clicked
+    with pytest.raises(InvalidArgumentError, match="inside the 3 x 3 grid"):
+        simulate(graph, "explicit:[[3, 0]]", machine())
 
 
 def test_queues_that_wait_for_each_other_are_a_deadlock_that_names_the_task():

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from kit.models.tiny_decoders import BASE, in_float32, random_model
+from kit.task_tables.execute import execute
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.decode_wave import wave_weights
 from onewave.models.llama_plan import DecodePlan, plan_decode
 from onewave.tiles.graph.builders import cuts
 from onewave.tiles.graph.graph import Tile
-from onewave.tiles.proof.interpret import execute
 from onewave.wave.plan.deal import Deal
 from onewave.wave.plan.operations import INPUT, OUTPUT, Attention
 

@@ -8,9 +8,7 @@ the other would have left of its tile, at both turns, so that a slot overwritten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +20,6 @@ from onewave.tiles.proof.table import TaskTable
 from onewave.tiles.sim.machine import MAX_WORKERS
 
 Bools = npt.NDArray[np.bool_]
-Array = npt.NDArray[Any]
-Operator = Callable[[Sequence[Array]], Sequence[Array]]
-"""Given the arrays that a task reads, in order, returns those that it writes, in order."""
 
 IDLE, WAITING, RUNNING = range(3)
 # Numbers held at once, all runs together.
@@ -301,95 +296,3 @@ class _Batch:
         self.wrong |= runs
         if self.complaint is None and runs.any():
             self.complaint = complaint
-
-
-def execute(
-    table: TaskTable,
-    memory: Mapping[int, Array],
-    operators: Mapping[str, Operator],
-    workers: int | None = None,
-    *,
-    seed: int = 0,
-    max_turns: int | None = None,
-) -> dict[int, Array]:
-    """Run a table once with real numbers, workers taking turns at random.
-
-    memory: tile number -> array, for the tiles that are there at first. operators: opcode name -> function. A task gets
-    its reads as they are at its start, and stores its writes at its end. Returns tile number -> array, one entry a tile
-    that was given or written and whose slot still holds it. Raises InvalidArgumentError for an operator that is missing
-    or returns another number of arrays than its task writes, a read of unfilled memory, workers or a seed out
-    of range, or workers that are stuck (no table that verify passed does that).
-    """
-    workers = _checked_workers(table, workers, 1, seed)
-    lanes = workers if table.mode is Mode.TICKET else len(table.queues)
-    queues: list[list[int]] = [queue.tolist() for queue in table.queues]
-    slots = dict(zip(table.tile.tolist(), table.slot.tolist(), strict=True))
-    store: dict[int, Array] = {slots[tile]: array for tile, array in memory.items() if tile in slots}
-    holds: dict[int, int] = {slots[tile]: tile for tile in memory if tile in slots}
-    rng = np.random.default_rng(seed)
-    counter = np.zeros(table.num_counters, dtype=np.int64)
-    at = [0] * lanes
-    running: list[tuple[int, Sequence[Array]] | None] = [None] * lanes
-    taken: list[int | None] = [None] * lanes
-    ready: list[int] = []
-    budget = 4 * len(table.queue) + 2 if max_turns is None else max_turns
-    for _ in range(budget):
-        for lane in range(lanes):
-            queue = 0 if table.mode is Mode.TICKET else lane
-            if taken[lane] is None and at[queue] < len(queues[queue]):
-                taken[lane] = queues[queue][at[queue]]
-                at[queue] += 1
-        ready = [lane for lane in range(lanes) if running[lane] or _can_start(table, taken[lane], counter)]
-        if not ready:
-            break
-        lane = ready[int(rng.integers(len(ready)))]
-        now = running[lane]
-        if now is None:
-            row = taken[lane]
-            assert row is not None
-            running[lane] = (row, _apply(table, row, store, operators))
-        else:
-            _finish(table, now, store, holds, counter)
-            running[lane] = taken[lane] = None
-    if ready or any(row is not None for row in taken):
-        stuck = next((table.name(row) for row in taken if row is not None), "nothing")
-        raise InvalidArgumentError("execute", got=f"workers stuck at {stuck}", next="Verify the table.")
-    return {tile: store[slot] for slot, tile in holds.items()}
-
-
-def _can_start(table: TaskTable, row: int | None, counter: Ints) -> bool:
-    if row is None:
-        return False
-    part = slice(int(table.waits.start[row]), int(table.waits.start[row + 1]))
-    return bool((counter[table.waits.first[part]] >= table.waits.second[part]).all())
-
-
-def _apply(
-    table: TaskTable, row: int, store: Mapping[int, Array], operators: Mapping[str, Operator]
-) -> Sequence[Array]:
-    name = table.opcode_names[int(table.opcode[row])]
-    operator = operators.get(name)
-    if operator is None:
-        raise InvalidArgumentError("operators", got=f"none for {name!r}", allowed=", ".join(table.opcode_names))
-    low, high = int(table.start[row]), int(table.start[row + 1])
-    middle = low + int(table.num_reads[row])
-    missing = [slot for slot in table.slot[low:middle].tolist() if slot not in store]
-    if missing:
-        raise InvalidArgumentError("memory", got=f"{table.name(row)} reads slot {missing[0]}, which no task filled")
-    written = operator([store[slot] for slot in table.slot[low:middle].tolist()])
-    if len(written) != high - middle:
-        raise InvalidArgumentError(f"operator {name!r}", got=f"{len(written)} arrays", allowed=str(high - middle))
-    return written
-
-
-def _finish(
-    table: TaskTable, done: tuple[int, Sequence[Array]], store: dict[int, Array], holds: dict[int, int], counter: Ints
-) -> None:
-    row, written = done
-    middle, high = int(table.start[row] + table.num_reads[row]), int(table.start[row + 1])
-    for slot, tile, array in zip(
-        table.slot[middle:high].tolist(), table.tile[middle:high].tolist(), written, strict=True
-    ):
-        store[slot], holds[slot] = array, tile
-    part = slice(int(table.posts.start[row]), int(table.posts.start[row + 1]))
-    np.add.at(counter, table.posts.first[part], table.posts.second[part])

@@ -45,6 +45,8 @@ from onewave.tiles.proof.verify import VerifiedSchedule
 MAGIC, VERSION, HEADER_WORDS, TASK_WORDS = 0x4254574F, 1, 20, 10
 MOST = 2**31 - 1
 MAX_WORDS = 1 << 29
+# What NumPy raises, too, of files that are not its own.
+_OTHERS = (BadZipFile, TokenError)
 
 
 @dataclass(frozen=True)
@@ -142,26 +144,13 @@ class TaskTable:
         np.save(stream, self.to_words())
         return stream.getvalue()
 
-    def save(self, path: Path | str) -> None:
-        """Write the words as a .npy file."""
-        Path(path).write_bytes(self.to_npy())
-
     @staticmethod
     def load(path: Path | str) -> TaskTable:
-        """Read a .npy file that `save` wrote. Raises InvalidArgumentError for anything else."""
+        """Read a .npy file of what `to_npy` made. Raises InvalidArgumentError for anything else."""
         try:
             with open(path, "rb") as stream:
                 words = np.load(stream)
-        except (
-            OSError,
-            ValueError,
-            EOFError,
-            MemoryError,
-            OverflowError,
-            SyntaxError,
-            BadZipFile,
-            TokenError,
-        ) as error:
+        except (OSError, ValueError, EOFError, MemoryError, OverflowError, SyntaxError, *_OTHERS) as error:
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
             raise InvalidArgumentError("task table", got=f"{path}: {reason}", allowed="a .npy file of int32") from None
         if not isinstance(words, np.ndarray):

@@ -49,7 +49,7 @@ def verify(schedule: Schedule) -> VerifiedSchedule:
     Raises VerificationError with its kind and witness, InvalidArgumentError when the arrays do not belong together.
     """
     _check_shapes(schedule)
-    schedule = cast("Schedule", _frozen(schedule))
+    schedule = replace(_frozen(schedule), queues=tuple(map(_frozen, schedule.queues)))
     places = _check_once(schedule)
     _check_residency(schedule)
     _check_counts(schedule)
@@ -88,14 +88,12 @@ def _check_shapes(schedule: Schedule) -> None:
 
 def _frozen(part: Any) -> Any:
     """A copy of a schedule, or a part, whose arrays can't be written to: what is proved stays what was proved."""
-    if isinstance(part, np.ndarray):
-        copy: np.ndarray[Any, Any] = part.copy()
-        copy.flags.writeable = False
-        return copy
     if isinstance(part, (Schedule, Program, Syncs, Csr)):
         return replace(part, **{field.name: _frozen(getattr(part, field.name)) for field in fields(part)})
-    if isinstance(part, tuple) and isinstance(next(iter(part), None), np.ndarray):  # queues
-        return tuple(map(_frozen, part))
+    if isinstance(part, np.ndarray):
+        copy = cast("Ints", part).copy()
+        copy.flags.writeable = False
+        return copy
     return part
 
 

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.tiles.graph.builders import gemm
 from onewave.tiles.graph.graph import TileGraph
-from onewave.tiles.order.chain import coordinates
-from onewave.tiles.order.orders import Order, task_order
+from onewave.tiles.order.orders import task_order
 from onewave.tiles.sim.energy import energy_mj
 from onewave.tiles.sim.machine import Machine
 from onewave.tiles.sim.report import Report
@@ -25,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 def simulate(
     graph: TileGraph,
-    order: str | Order | Sequence[int] | Ints = "sequential",
+    order: str | Sequence[int] | Ints = "sequential",
     machine: Machine | None = None,
     *,
     mode: str = "wave",
@@ -34,7 +33,7 @@ def simulate(
 ) -> Trace:
     """Run a graph in an order on a machine; returns its Trace in ns, with trace.report for bytes, hits, waves, energy.
 
-    order: a name in ORDERS with its parameter, an Order of a graph's one grid, or all task ids. mode: how accesses
+    order: a name in ORDERS with its parameter, or all task ids. mode: how accesses
     reach shared caches: "serial" (task after task) or "wave" (a wave's tasks advance together). queues: each lane's
     tasks, for a static launch other than dealing the order out in turn. sync: a name in POLICIES, by which tasks wait
     for counters that several tiles share ("none": a whole stage); None to wait for exactly what they read, at no cost.
@@ -76,33 +75,19 @@ def simulate(
     )
 
 
-def _resolve(graph: TileGraph, order: str | Order | Sequence[int] | Ints, machine: Machine) -> tuple[str, Ints]:
+def _resolve(graph: TileGraph, order: str | Sequence[int] | Ints, machine: Machine) -> tuple[str, Ints]:
     if isinstance(order, str):
         return order, task_order(graph, order, workers=machine.lanes)
-    if isinstance(order, Order):
-        return order.name, _ids_of_tiles(graph, order)
     try:
         ids = np.asarray(order, dtype=np.int64)
     except (TypeError, ValueError):
-        allowed = "a name, an Order or task ids"
+        allowed = "a name or task ids"
         raise InvalidArgumentError("order", got=shown(order), allowed=allowed) from None
     if ids.ndim != 1 or not np.array_equal(np.sort(ids), np.arange(len(graph.tasks))):
         raise InvalidArgumentError(
             "order", got=f"{ids.size} ids", allowed=f"each of the {len(graph.tasks)} tasks exactly once"
         )
     return "explicit", ids
-
-
-def _ids_of_tiles(graph: TileGraph, order: Order) -> Ints:
-    at = coordinates(graph)
-    here = np.full((order.rows, order.cols), -1, dtype=np.int64)
-    fits = len(at.stage_names) == 1 and len(graph.tasks) == order.rows * order.cols
-    if fits and int(at.row.max()) < order.rows and int(at.column.max()) < order.cols:
-        here[at.row, at.column] = np.arange(len(graph.tasks))
-    if (here < 0).any():
-        got = f"{order.rows} x {order.cols} tiles"
-        raise InvalidArgumentError("order", got=got, allowed="an order of the graph's own grid of tasks")
-    return here[order.tiles[:, 0], order.tiles[:, 1]]
 
 
 @dataclass(frozen=True)
