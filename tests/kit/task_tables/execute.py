@@ -38,9 +38,8 @@ def execute(
             queue = queues[0 if table.mode is Mode.TICKET else lane]
             if taken[lane] is None and queue:
                 taken[lane] = queue.pop(0)
-        ready = [
-            n for n, row in enumerate(taken) if row is not None and (running[n] or _can_start(table, row, counter))
-        ]
+        there = [(lane, row) for lane, row in enumerate(taken) if row is not None]
+        ready = [lane for lane, row in there if running[lane] is not None or _can_start(table, row, counter)]
         if not ready:
             stuck = [table.name(row) for _, row in there]
             assert not stuck, f"workers stuck at {stuck}"
