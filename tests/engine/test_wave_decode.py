@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.models.plain_wave import CPU, LOCATION
+from kit.models.plain_wave import how as options_of
 from kit.models.tiny_decoders import BASE, in_float32, random_model
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
 from onewave.engine.engine import Engine
@@ -30,10 +33,8 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.launch import launch
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
-from onewave.weights.fetch.sources import ModelLocation
 
-LOCATION = ModelLocation("builtin", None, "tiny")
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+GPU = torch.device("cuda", 0)
 
 
 class PlainStep:
@@ -103,17 +104,7 @@ def test_an_unknown_path_is_refused_with_those_that_are_known() -> None:
         choose_decode("fast", enforce_eager=False, device=CPU)
 
 
-def how(tmp_path: Path, **changes: object) -> LoadOptions:
-    given: dict[str, object] = {
-        "dtype": torch.float16,
-        "device": CPU,
-        "max_num_seqs": 3,
-        "max_model_len": 64,
-        "cache_dir": tmp_path,
-        "load_format": "dummy",
-        **changes,
-    }
-    return LoadOptions(**given)  # type: ignore[arg-type] # the fields' own types
+how = partial(options_of, max_num_seqs=3)
 
 
 class PlainWave(PlainStep):

@@ -3,14 +3,11 @@
 The interpreter miscomputes bf16, so fp16 stands for both 16-bit types there; a GPU runs bf16 too.
 """
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 from onewave.base.device import Device
-from onewave.ops.append_kv import reference as append_kv_reference
 from onewave.ops.linear.choose import LinearCall, TileChoice
 from onewave.ops.linear.choose import choose as choose_linear
 from onewave.ops.rms_norm import reference as rms_norm_reference
@@ -132,54 +129,6 @@ def test_swiglu_kernel_equals_the_reference(rows: int, width: int, dtype: torch.
     exact = torch.nn.functional.silu(gate) * up
     assert close(triton_impl.swiglu(gate_up), exact, swiglu_reference.swiglu(gate_up))
     assert triton_impl.swiglu(gate_up[:, :0]).shape == (rows, 0)
-
-
-@pytest.mark.parametrize("dtype", LOW_DTYPES)
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "rotary_dim"), [(4, 2, 64, 64), (9, 3, 80, 80), (3, 1, 16, 8)]
-)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("norms", [False, True])
-def test_append_kv_kernel_equals_the_reference(
-    heads: int, kv_heads: int, head_dim: int, rotary_dim: int, bias: bool, norms: bool, dtype: torch.dtype
-) -> None:
-    from onewave.ops.append_kv import triton_impl
-    from onewave.ops.append_kv.call import AppendCall
-    from onewave.ops.append_kv.choose import choose
-
-    tokens, slots, capacity = 3, 4, 7
-    width = (heads + 2 * kv_heads) * head_dim
-    angles = randn(tokens, rotary_dim // 2, dtype=torch.float32, seed=3)
-    rotary = torch.cat((angles.cos(), angles.sin()), dim=1)
-    arguments = {
-        "num_heads": heads,
-        "bias": randn(width, dtype=dtype, seed=4) if bias else None,
-        "q_norm": randn(head_dim, dtype=dtype, seed=5) if norms else None,
-        "k_norm": randn(head_dim, dtype=dtype, seed=6) if norms else None,
-        "eps": 1e-6,
-    }
-    qkv = randn(tokens, width, dtype=dtype)
-    rows, positions = torch.tensor([2, 0, 2], device=DEVICE), torch.tensor([6, 0, 5], device=DEVICE)
-
-    def run(function, exactly: bool):  # type: ignore[no-untyped-def]  # two functions of one long signature
-        kind = torch.float64 if exactly else dtype
-        # NaN marks every cache element that must stay untouched.
-        caches = [
-            torch.full((slots, kv_heads, capacity, head_dim), float("nan"), dtype=kind, device=DEVICE) for _ in "kv"
-        ]
-        cast = {k: v.to(kind) if isinstance(v, Tensor) else v for k, v in arguments.items()}
-        return function(qkv.to(kind), rotary, *caches, rows, positions, **cast), *caches
-
-    exact = run(append_kv_reference.append_kv, exactly=True)
-    baseline = run(append_kv_reference.append_kv, exactly=False)
-
-    def launched(*tensors: Any, **options: Any) -> Tensor:
-        call = AppendCall(*tensors, **options, described=Device((9, 0), 1))
-        return triton_impl.run(call, choose(call))
-
-    for out, right, plain in zip(run(launched, exactly=False), exact, baseline, strict=True):
-        assert torch.equal(out.isnan(), right.isnan())
-        assert close(out.nan_to_num(), right.nan_to_num(), plain.nan_to_num())
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:

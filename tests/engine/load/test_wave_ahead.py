@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.models.plain_wave import LOCATION, PlainWave
+from kit.models.plain_wave import how as options_of
 from kit.models.tiny_decoders import BASE
 from onewave.base.errors import UnsupportedError
 from onewave.base.weight_formats import ROUNDINGS
@@ -29,19 +32,14 @@ from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import program_path, save_program
 from onewave.engine.load.self_check import self_check
 from onewave.engine.load.streamed import stream_model
-from onewave.memory.kv_cache import StaticKVCache
 from onewave.models import llama, llama_plan
-from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.launch import launch
 from onewave.wave.weights import pack
-from onewave.wave.weights.pack import WeightStream
 from onewave.weights.fetch.sources import ModelLocation
 
-LOCATION = ModelLocation("builtin", None, "tiny")
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+GPU = torch.device("cuda", 0)
 OPERATORS = ("add_rms_norm", "append_kv", "attention", "decode_attention", "embedding", "linear", "rms_norm", "swiglu")
 FAMILIES = {
     "own head": BASE,
@@ -51,23 +49,15 @@ FAMILIES = {
 }
 
 
-def how(tmp_path: Path, **changes: Any) -> LoadOptions:
-    given: dict[str, Any] = {"dtype": torch.float16, "device": CPU, "max_num_seqs": 3, "max_model_len": 400}
-    return LoadOptions(**given | {"cache_dir": tmp_path, "load_format": "dummy"} | changes)
+how = partial(options_of, max_num_seqs=3, max_model_len=400)
 
 
-class PlainWave:
-    """DecodeWave on a GPU that is not there: plain operators."""
-
-    def __init__(self, model: Llama, *, batch: int, stream: WeightStream):
-        self.model, self.batch = model, batch
-
-    def bind_cache(self, kv: StaticKVCache) -> None:
-        self.kv = kv
+class FullWave(PlainWave):
+    """All of whose steps have as many sequences as it takes."""
 
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         assert len(tokens) == self.batch
-        return self.model.forward(Batch.decode(tokens, positions, slots), self.kv)
+        return super().__call__(tokens, positions, slots)
 
 
 @pytest.fixture
@@ -83,7 +73,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return act
 
     monkeypatch.setattr(launch, "co_resident", lambda device: 3)
-    monkeypatch.setattr(warm_wave, "DecodeWave", PlainWave)
+    monkeypatch.setattr(warm_wave, "DecodeWave", FullWave)
     monkeypatch.setattr(wave_ahead, "compile_kernels", lambda vocab_size, device: seen.append("sampler"))
     monkeypatch.setattr(wave_ahead, "self_check", noting("self-check", self_check))
     monkeypatch.setattr(warm_wave, "compile_ahead", lambda *arguments, **named: seen.append("the wave alone"))

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 LOCATION = ModelLocation("builtin", None, "tiny")
 
 
-def how(tmp_path: Path, name: str | None, **changes: Any) -> LoadOptions:
+def how(tmp_path: Path, name: str | None = None, **changes: Any) -> LoadOptions:
     given: dict[str, Any] = {"dtype": torch.float16, "device": CPU, "max_num_seqs": 2, "max_model_len": 64}
     rounding = None if name is None else ROUNDINGS[name]
     return LoadOptions(**given | {"cache_dir": tmp_path, "load_format": "dummy", "weight_format": rounding} | changes)
@@ -41,7 +41,7 @@ class PlainWave:
     made: ClassVar[list[PlainWave]] = []
 
     def __init__(self, model: Llama, *, batch: int, stream: WeightStream):
-        self.model, self.stream, self.wave = model, stream, self
+        self.model, self.stream, self.batch, self.wave = model, stream, batch, self
         self.made.append(self)
 
     def check(self) -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from kit.numpy_gpu.descriptor_rows import load
 from kit.operands.random import randn
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError
-from onewave.gpu import descriptors as descriptors_impl
 from onewave.ops.attention import checks
-from onewave.ops.attention.hopper import load as gluon_load_impl
 from onewave.ops.attention.hopper import order as gluon_order_impl
-from onewave.ops.attention.hopper import tiles as gluon_tiles_impl
 from onewave.ops.attention.hopper.order import sort_slots
 from onewave.ops.attention.op import attention_varlen
 from onewave.ops.attention.pages import ragged_from_pages
@@ -160,73 +155,6 @@ def test_debugging_finds_pages_that_do_not_exist(monkeypatch: pytest.MonkeyPatch
     ):
         with pytest.raises(InvalidArgumentError, match=words):
             call(table)
-
-
-class Run:
-    """gl, tma and shared memory for numbers: copies land in `tile`, [BN, D], as swizzled shared memory is laid out."""
-
-    def __init__(self, table: Tensor, keys: int, columns: int) -> None:
-        self.table, self.tile, self.read = table.flatten(), torch.full((keys, columns), NAN), set[int]()
-
-    def load(self, at: int, mask: bool, other: int) -> int:
-        if mask:
-            self.read.add(at)
-        return int(self.table[at]) if mask else other
-
-    def _reinterpret(self, dtype: object, shape: list[int], layout: object) -> Run:
-        self.shape = shape
-        return self
-
-    def index(self, at: int) -> Tensor:
-        # Blocks of 64 columns lie one after another, each with all rows.
-        blocks = self.tile.view(self.tile.shape[0], -1, 64).transpose(0, 1)
-        rows = self.shape[1]
-        return blocks[at * rows // self.tile.shape[0], at * rows % self.tile.shape[0] :][:rows]
-
-    def copy(self, descriptor: Any, at: list[Any], full: object, box: Tensor) -> None:
-        box.copy_(load(descriptor, [int(x) for x in at]).float())
-
-
-@pytest.mark.parametrize("size", [16, 64, 128, 256])
-@pytest.mark.parametrize("columns", [64, 128])
-def test_a_tile_of_pages_holds_the_keys_and_zeros_after_them(
-    monkeypatch: pytest.MonkeyPatch, size: int, columns: int
-) -> None:
-    lengths, first = [300, 1, 0, 520], 150
-    k = randn(sum(lengths), 3, columns, seed=1).bfloat16()
-    pages, table = in_pages(k, lengths, size)
-    made = descriptors_impl.describe_pages(pages, 128)
-    found = SimpleNamespace(
-        base=made.base, shape=made.shape, strides=made.strides, block_shape=made.block_shape, dtype=None
-    )
-    starts = starts_of(lengths)
-    language = SimpleNamespace(
-        static_range=range, where=lambda c, a, b: a if c else b, minimum=min, int64="int64", constexpr=int,
-        NVMMASharedLayout=lambda **_: None,
-    )  # fmt: skip
-    monkeypatch.setattr(gluon_load_impl, "gl", language)
-    for name in ("place_in_page",):
-        monkeypatch.setattr(gluon_load_impl, name, getattr(gluon_tiles_impl, name).fn)
-    monkeypatch.setattr(gluon_load_impl, "boxed", lambda box, _: box)
-    monkeypatch.setattr(gluon_load_impl, "_ACROSS", 64)
-    problem = SimpleNamespace(BN=128, PAGE=size, D=columns, block_table=0, pages_a_row=table.shape[1], phases=2)
-    for row, n in enumerate(lengths):
-        for tile in range(6):
-            run = Run(table, 128, columns)
-            language.load = run.load
-            monkeypatch.setattr(gluon_load_impl, "tma", SimpleNamespace(async_copy_global_to_shared=run.copy))
-            number = SimpleNamespace(to=lambda _, row=row: row)
-            page_rows = pages.stride(0) // pages.stride(1)
-            gluon_load_impl.fetch.fn(problem, found, page_rows, run, 0, number, 2, 0, n, first, tile)
-            expected = torch.zeros(128, columns)
-            # Of pages before the first key that anyone sees nothing is read.
-            begin = max(tile * 128, first // size * size)
-            end = min(n, tile * 128 + 128)
-            if begin < end:
-                at = int(starts[row])
-                expected[begin - tile * 128 : end - tile * 128] = k[at + begin : at + end, 2].float()
-            assert torch.equal(run.tile, expected), (row, tile)
-            assert all(table.flatten()[at] < 10**9 for at in run.read)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="in the interpreter")
