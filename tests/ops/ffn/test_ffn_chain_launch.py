@@ -2,98 +2,24 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
 
-from kit.numpy_gpu.gluon_in_numpy import Matrix, Memory, launch
+from kit.numpy_gpu.chain_device import ChainDevice
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, WaveStalled
 from onewave.ops.ffn.call import FFNCall
-from onewave.ops.ffn.chain import kernel as chain_kernel_impl
 from onewave.ops.ffn.chain import launch as chain_impl
 from onewave.ops.ffn.chain.launch import Chain
 from onewave.ops.ffn.chain.plan import ChainTile, plan_chain
 from onewave.ops.ffn.choose import ChainChoice
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.ops.ffn.sizes import FFNSizes
-from onewave.wave.kernel import finish
 
 TILE = ChainTile(1, 128, 3, 1)
-
-
-class Device:
-    """A GPU in NumPy: every launch copies its tensors in, runs, and copies them out again."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int = 4):
-        self.launches: list[tuple[str, int, dict[str, Any]]] = []
-        for name in ("chain_kernel", "started_kernel"):
-            monkeypatch.setattr(chain_impl, name, Kernel(self, name))
-        monkeypatch.setattr(chain_impl, "_kept", OrderedDict())
-        monkeypatch.setattr(chain_impl, "runs_here", lambda device: True)
-        monkeypatch.setattr(chain_impl, "co_resident", lambda device: workers)
-        stream = SimpleNamespace(cuda_stream=0, wait_stream=lambda other: None)
-        for name, value in (
-            ("is_current_stream_capturing", lambda: False),
-            ("current_stream", lambda device=None: stream),
-            ("Stream", lambda device=None: stream),
-            ("stream", lambda which: torch.no_grad()),
-            ("synchronize", lambda device=None: None),
-        ):
-            monkeypatch.setattr(torch.cuda, name, value)
-
-    def run(self, name: str, blocks: int, given: dict[str, Any], options: dict[str, Any]) -> None:
-        self.launches.append((name, blocks, options))
-        if name == "started_kernel":
-            # The launch before has ended here, so that it must find all blocks started.
-            assert int(given["started"][0]) == (int(given["epochs"][0]) + 1) * given["blocks"]
-            given["epochs"] += 1
-            return
-        memory, copies = Memory(1 << 22), {}
-
-        def place(tensor: Tensor) -> Any:
-            whole = torch.as_strided(tensor, (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
-            if whole.data_ptr() not in copies:
-                copies[whole.data_ptr()] = (whole, memory.put(whole.numpy()))
-            return copies[whole.data_ptr()][1] + tensor.storage_offset()
-
-        arguments: dict[str, Any] = {}
-        for key, value in given.items():
-            if isinstance(value, Tensor):
-                arguments[key] = place(value)
-            elif hasattr(value, "base"):
-                shape, box = tuple(value.shape), tuple(value.block_shape)
-                arguments[key] = Matrix(memory, place(value.base), shape, box, value.strides[0])
-            else:
-                arguments[key] = value
-        assert arguments.pop("DTYPE") is gl.float16
-        arguments["DTYPE"] = np.float16
-        launch(memory, blocks, arguments, modules=(finish, chain_kernel_impl), name=name)
-        for whole, pointer in copies.values():
-            whole.copy_(torch.from_numpy(memory.get(pointer, tuple(whole.shape))))
-
-
-class Kernel:
-    """Stands for a compiled kernel: kernel[(blocks,)](*arguments)."""
-
-    def __init__(self, device: Device, name: str):
-        self.device, self.name = device, name
-        self.names = getattr(chain_kernel_impl, name).arg_names
-
-    def __getitem__(self, grid: tuple[int]) -> Any:
-        def start(*values: Any, **more: Any) -> None:
-            given = dict(zip(self.names, values, strict=False))
-            options = {key: value for key, value in more.items() if key not in self.names}
-            given |= {key: value for key, value in more.items() if key in self.names}
-            assert given.keys() == set(self.names), set(self.names) ^ given.keys()
-            self.device.run(self.name, grid[0], given, options)
-
-        return start
 
 
 def operands(rows: int, hidden: int = 128, inner: int = 320, out: int = 192) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -133,7 +59,7 @@ def is_ready(*operands: Any) -> bool:
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("gated", [True, False])
 def test_a_call_launches_what_computes_the_block(monkeypatch: pytest.MonkeyPatch, streams: bool, gated: bool) -> None:
-    device = Device(monkeypatch)
+    device = ChainDevice(monkeypatch)
     for rows in (130, 128, 1, 130):
         x, up, down, gate = operands(rows)
         given = (x, up, down, gate if gated else None)
@@ -149,14 +75,14 @@ def test_a_call_launches_what_computes_the_block(monkeypatch: pytest.MonkeyPatch
 
 
 def test_two_streams_compute_the_block_in_half_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    Device(monkeypatch)
+    ChainDevice(monkeypatch)
     for rows in (130, 1):
         given = operands(rows)
         assert_close(run(*given, "silu", "half_row", "auto", True), given, "silu")
 
 
 def test_a_graph_may_be_recorded_once_plan_and_buffers_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    Device(monkeypatch)
+    ChainDevice(monkeypatch)
     x, up, down, gate = operands(130)
     asked = ("silu", "rows:1", "tile", False)
     assert not is_ready(x, up, down, gate, *asked)
@@ -171,7 +97,7 @@ def test_a_graph_may_be_recorded_once_plan_and_buffers_are_made(monkeypatch: pyt
 
 
 def test_the_oldest_plan_goes_when_what_was_launched_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    Device(monkeypatch)
+    ChainDevice(monkeypatch)
     x, up, down, gate = operands(130)
     asked = ("silu", "rows:1", "tile", False)
     run(x, up, down, gate, *asked)
@@ -185,7 +111,7 @@ def test_the_oldest_plan_goes_when_what_was_launched_has_ended(monkeypatch: pyte
 
 
 def test_slices_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
-    Device(monkeypatch)
+    ChainDevice(monkeypatch)
     x, up, down, gate = operands(100)
     wide, odd = torch.zeros(100, 136).half(), torch.zeros(320, 131).half()
     wide[:, :128], odd[:, 1:129] = x, up
@@ -198,7 +124,7 @@ def test_slices_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stall_says_who_waited_for_what_and_the_next_launch_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    Device(monkeypatch)
+    ChainDevice(monkeypatch)
     given = operands(130)
     plan = plan_chain(FFNSizes(192, 128, 320, 192, True), workers=4, tile=TILE)
     made = Chain(plan, torch.device("cpu"), torch.float16)
@@ -220,7 +146,7 @@ def test_a_stall_says_who_waited_for_what_and_the_next_launch_works(monkeypatch:
 
 
 def test_the_trace_holds_every_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    Device(monkeypatch)
+    ChainDevice(monkeypatch)
     given = operands(130)
     plan = plan_chain(FFNSizes(192, 128, 320, 192, True), workers=4, tile=TILE)
     trace = Chain(plan, torch.device("cpu"), torch.float16).trace(*given)
@@ -232,7 +158,7 @@ def test_what_a_device_can_not_run_is_refused(monkeypatch: pytest.MonkeyPatch) -
     plan = plan_chain(FFNSizes(128, 128, 320, 192, True), workers=6)
     with pytest.raises(UnsupportedError, match=r"capability 9\.0"):
         Chain(plan, torch.device("cpu"), torch.float16)
-    Device(monkeypatch, workers=4)
+    ChainDevice(monkeypatch, workers=4)
     with pytest.raises(UnsupportedError, match="holds at once"):
         Chain(plan, torch.device("cpu"), torch.float16)
     small = plan_chain(FFNSizes(128, 128, 320, 192, True), workers=4)

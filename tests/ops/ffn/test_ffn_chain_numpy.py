@@ -4,108 +4,43 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from kit.numpy_gpu.gluon_in_numpy import Matrix, Memory, Pointer, launch
+from kit.numpy_gpu.chain_device import ChainDevice
 from kit.operands.random import randn
-from onewave.ops.ffn.chain import kernel as chain_kernel_impl
+from onewave.ops.ffn.chain.launch import Chain
 from onewave.ops.ffn.chain.plan import ChainPlan, ChainTile, plan_chain
 from onewave.ops.ffn.reference import ffn as in_torch
 from onewave.ops.ffn.sizes import FFNSizes
-from onewave.wave.kernel import finish
 
-ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
-NAN = np.float16(np.nan)
+pytestmark = pytest.mark.usefixtures("device")
 
 
-class Chain:
-    """A plan's buffers on the simulated device, kept from launch to launch."""
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> ChainDevice:
+    return ChainDevice(monkeypatch, workers=5)
 
-    def __init__(self, plan: ChainPlan, activation: str | None = "silu", **constants: Any):
-        self.plan, self.activation, self.memory = plan, activation, Memory(1 << 23)
-        sizes, tile = plan.sizes, plan.tile
-        self.up, self.gate = (
-            (randn(sizes.intermediate, sizes.hidden, seed=s) / sizes.hidden**0.5).half() for s in (1, 2)
-        )
-        self.down = (randn(sizes.out, sizes.intermediate, seed=3) / sizes.intermediate**0.5).half()
-        put = self.memory.put
 
-        def ints(values: np.ndarray) -> Pointer:
-            return put(np.ascontiguousarray(values, dtype=np.int32) if values.size else np.zeros(2, dtype=np.int32))
+class Block:
+    """A plan with weights of its sizes."""
 
-        half = tile.columns // 2
-        weights = {
-            name: Matrix(self.memory, put(t.numpy()), tuple(t.shape), (half, 64))
-            for name, t in (("gate", self.gate), ("up", self.up), ("down", self.down))
-        }
-        rows, columns = -(-sizes.rows // tile.rows) * tile.rows, -(-sizes.out // tile.columns) * tile.columns
-        self.counters = ints(np.zeros(max(1, len(plan.totals))))
-        self.arguments: dict[str, Any] = (
-            weights
-            | {
-                "records": ints(plan.records),
-                "waits": ints(plan.waits),
-                "totals": ints(plan.totals),
-                "counters": self.counters,
-                "watch": ints(np.zeros(16 + 8 * plan.workers)),
-                "started": ints(np.zeros(2)),
-                "trace": ints(np.zeros(4)),
-                "partials": put(np.full((max(1, plan.tile.splits - 1), rows, columns), np.nan, dtype=np.float32)),
-                "partial_stride": columns,
-                "partial_slab": rows * columns,
-                "skipped": -1,
-                "DTYPE": np.float16,
-                "BN": tile.columns,
-                "W": tile.warpgroups,
-                "S": tile.stages,
-                "OB": tile.buffers,
-                "ACT": ACTIVATIONS[activation],
-                "GATED": sizes.gated,
-                "SPLIT": bool((plan.records[:, 5] != 0).any()),
-                "MARK": False,
-                "TEST": False,
-                "TRACE": False,
-            }
-            | constants
-        )
-        self.epochs = [ints(np.zeros(len(lanes))) for lanes in plan.lanes]
-        self.lanes = [ints(lanes) for lanes in plan.lanes]
-        self.x = put(np.zeros((sizes.rows, sizes.hidden), dtype=np.float16))
-        self.hidden = put(np.zeros((sizes.rows, sizes.intermediate), dtype=np.float16))
-        self.y = put(np.zeros((sizes.rows, sizes.out), dtype=np.float16))
+    def __init__(self, plan: ChainPlan, activation: str | None = "silu", **more: Any):
+        sizes, self.plan, self.activation = plan.sizes, plan, activation
+        up, gate = ((randn(sizes.intermediate, sizes.hidden, seed=s) / sizes.hidden**0.5).half() for s in (1, 2))
+        down = (randn(sizes.out, sizes.intermediate, seed=3) / sizes.intermediate**0.5).half()
+        self.weights = up, down, gate if sizes.gated else None
+        self.chain = Chain(plan, torch.device("cpu"), torch.float16, activation=activation, **more)
 
-    def __call__(self, x: Tensor, delays: Callable[[], None] = lambda: None) -> Tensor:
-        sizes, half, memory = self.plan.sizes, self.plan.tile.columns // 2, self.memory
-        memory.set(self.x, x.numpy())
-        # What nobody has written yet must not be read.
-        for pointer, columns in ((self.hidden, sizes.intermediate), (self.y, sizes.out)):
-            memory.set(pointer, np.full((sizes.rows, columns), NAN))
-        inner = (sizes.rows, sizes.intermediate)
-        given = self.arguments | {
-            "x": Matrix(memory, self.x, (sizes.rows, sizes.hidden), (64, 64)),
-            "hidden": Matrix(memory, self.hidden, inner, (64, 64)),
-            "hidden_out": Matrix(memory, self.hidden, inner, (64, half)),
-            "y_out": Matrix(memory, self.y, (sizes.rows, sizes.out), (64, half)),
-        }
-        modules = (finish, chain_kernel_impl)
-        # Two launches run one after the other here; what they wait for is the same.
-        for lanes, epochs, table in zip(self.lanes, self.epochs, self.plan.lanes, strict=True):
-            more = {"lanes": lanes, "epochs": epochs}
-            launch(memory, len(table), given | more, delays, modules=modules, name="chain_kernel")
-        return torch.from_numpy(memory.get(self.y, (sizes.rows, sizes.out)))
-
-    def expected(self, x: Tensor) -> Tensor:
-        gate = self.gate.double() if self.plan.sizes.gated else None
-        return in_torch(x.double(), self.up.double(), self.down.double(), gate, self.activation)
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.chain(x, *self.weights)
 
     def assert_right(self, x: Tensor, found: Tensor) -> None:
-        expected = self.expected(x)
+        wide = (None if weight is None else weight.double() for weight in self.weights)
+        expected = in_torch(x.double(), *wide, self.activation)
         assert (found.double() - expected).abs().max() < 3e-3 * expected.abs().max()
 
 
@@ -128,7 +63,7 @@ def test_the_kernels_source_computes_the_block_launch_after_launch(
     rows: int, tile: ChainTile, order: str, policy: str, workers: int, gated: bool
 ) -> None:
     sizes = FFNSizes(rows, 128, 448, 320, gated)
-    chain = Chain(plan_chain(sizes, workers=workers, order=order, policy=policy, tile=tile))
+    chain = Block(plan_chain(sizes, workers=workers, order=order, policy=policy, tile=tile))
     for seed in (10, 11):
         x = randn(rows, 128, seed=seed).half()
         chain.assert_right(x, chain(x))
@@ -139,8 +74,8 @@ def test_the_kernels_source_computes_the_block_launch_after_launch(
 def test_slices_of_the_second_product_are_added_up_in_their_order(order: str, splits: int, workers: int) -> None:
     sizes = FFNSizes(70, 64, 448, 192, True)
     plan = plan_chain(sizes, workers=workers, order=order, tile=ChainTile(1, 128, 3, 1, splits))
-    chain = Chain(plan)
-    assert chain.arguments["SPLIT"]
+    chain = Block(plan)
+    assert chain.chain._splits == splits - 1
     x = randn(70, 64).half()
     first = chain(x)
     chain.assert_right(x, first)
@@ -150,7 +85,7 @@ def test_slices_of_the_second_product_are_added_up_in_their_order(order: str, sp
 @pytest.mark.parametrize("activation", ["gelu", None])
 def test_every_activation(activation: str | None) -> None:
     plan = plan_chain(FFNSizes(66, 64, 192, 64, False), workers=2, tile=SMALL)
-    chain = Chain(plan, activation)
+    chain = Block(plan, activation)
     x = randn(66, 64).half()
     chain.assert_right(x, chain(x))
 
@@ -158,27 +93,28 @@ def test_every_activation(activation: str | None) -> None:
 def test_the_two_launches_of_the_streams_give_the_same_bits_as_one() -> None:
     sizes, tile = FFNSizes(130, 128, 320, 192, True), ChainTile(1, 128, 3, 1)
     x = randn(130, 128).half()
-    one = Chain(plan_chain(sizes, workers=3, tile=tile))
-    two = Chain(plan_chain(sizes, workers=3, tile=tile, streams=True))
+    one = Block(plan_chain(sizes, workers=3, tile=tile))
+    two = Block(plan_chain(sizes, workers=3, tile=tile, streams=True))
     assert [len(lanes) for lanes in two.plan.lanes] == [2, 3]
     assert torch.equal(one(x), two(x))
     assert torch.equal(one(x), two(x))
 
 
-def test_delays_at_random_places_orders_and_workers_change_no_bit() -> None:
+def test_delays_at_random_places_orders_and_workers_change_no_bit(device: ChainDevice) -> None:
     dice = random.Random(5)
     sizes, tile = FFNSizes(130, 64, 320, 128, True), ChainTile(1, 128, 2, 1, 2)
     x = randn(130, 64).half()
-    right = Chain(plan_chain(sizes, workers=1, tile=tile))(x)
+    right = Block(plan_chain(sizes, workers=1, tile=tile))(x)
     for workers, order, policy in ((3, "rows:2", "row"), (5, "skewed:1", "tile"), (4, "sequential", "none")):
-        chain = Chain(plan_chain(sizes, workers=workers, order=order, policy=policy, tile=tile), TEST=True)
+        chain = Block(plan_chain(sizes, workers=workers, order=order, policy=policy, tile=tile), test=True)
+        device.delays = lambda: time.sleep(dice.random() * 0.01)
         for _ in range(2):
-            assert torch.equal(chain(x, lambda: time.sleep(dice.random() * 0.01)), right)
+            assert torch.equal(chain(x), right)
 
 
 def test_a_post_before_the_stores_have_landed_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulated device itself: without the wait for the writes, the second product reads what is not there yet."""
-    chain = Chain(plan_chain(FFNSizes(64, 64, 128, 64, False), workers=2, tile=SMALL))
+    chain = Block(plan_chain(FFNSizes(64, 64, 128, 64, False), workers=2, tile=SMALL))
     x = randn(64, 64).half()
     chain.assert_right(x, chain(x))
     monkeypatch.setattr("kit.numpy_gpu.gluon_in_numpy.Stores.wait_until_written", lambda self: self.wait_until_read())
