@@ -241,7 +241,7 @@ def test_a_prompt_file_must_be_there_and_hold_text(onewave, tiny_model, tmp_path
     assert "empty" in onewave("generate", "--model", tiny_model, "--prompt-file", tmp_path / "empty.txt").error()
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     assert "UTF-8" in onewave("generate", "--model", tiny_model, "--prompt-file", tmp_path / "latin.txt").error()
-    assert "can't be read" in onewave("generate", "--model", tiny_model, "--prompt-file", tmp_path).error()
+    assert "a readable file" in onewave("generate", "--model", tiny_model, "--prompt-file", tmp_path).error()
 
 
 def test_a_built_in_configuration_needs_the_dummy_load_format(onewave):

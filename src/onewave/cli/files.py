@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, shown
+from onewave.cli.output import read_file
 from onewave.engine.text.conversations import check_tools, is_template
 
 PROMPT_FORMATS = ("auto", "lines", "jsonl")
@@ -19,23 +19,11 @@ _MAX_BYTES = 64 * 2**20
 
 def read_text(file: Path, what: str) -> str:
     """A file's text, or with - standard input's. what: the option that named it. Raises InvalidArgumentError."""
-    what = _name(file, what)
-    try:
-        if str(file) != "-":
-            with file.open("rb") as source:
-                data = source.read(_MAX_BYTES + 1)
-        elif sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] # so it is where the shell closed it
-            raise OSError("standard input is closed")
-        else:
-            data = sys.stdin.buffer.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise InvalidArgumentError(what, got=f"can't be read ({error.strerror or error})") from None
-    if len(data) > _MAX_BYTES:
-        raise InvalidArgumentError(what, got=f"more than {_MAX_BYTES} bytes")
+    data = read_file(what, str(file), _MAX_BYTES)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidArgumentError(what, got=f"not UTF-8 (byte {error.start})") from None
+        raise InvalidArgumentError(_name(file, what), got=f"not UTF-8 (byte {error.start})") from None
 
 
 def _name(file: Path, what: str) -> str:

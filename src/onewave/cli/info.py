@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from onewave.base.errors import TokenizerError
+from onewave.base.json_files import read_json_object
 from onewave.base.settings import Settings
 from onewave.cli import options
 
@@ -98,15 +100,12 @@ def _tokenizer(location: ModelLocation, metadata: Mapping[str, object]) -> str |
 
 
 def _hf_tokenizer(path: Path) -> str | None:
-    try:
-        if path.exists() and not path.is_file():
-            return f"unreadable ({path.name})"  # a pipe would be waited for
-        document: Any = json.loads(path.read_bytes())
-        model = document["model"]
-        return f"{model.get('type') or 'BPE'} (tokenizer.json), {len(model['vocab'])} tokens"
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    try:
+        model = read_json_object(path, TokenizerError)["model"]
+        return f"{model.get('type') or 'BPE'} (tokenizer.json), {len(model['vocab'])} tokens"
+    except (TokenizerError, KeyError, TypeError, AttributeError):
         return f"unreadable ({path.name})"
 
 

@@ -300,6 +300,11 @@ def test_a_directory_without_tokenizer_says_that_token_ids_still_work(tmp_path: 
     assert f"AutoTokenizer.from_pretrained('{tmp_path}').save_pretrained('{tmp_path}')" in refusal(tmp_path)
 
 
+def test_a_pipe_beside_tokenizer_json_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(byte_level_directory(tmp_path, QWEN2_WORDS) / "special_tokens_map.json")
+    assert "special_tokens_map.json: not a file" in refusal(tmp_path)
+
+
 @pytest.mark.parametrize("keep", [0, 1, 100, 5000])
 def test_a_truncated_tokenizer_json_is_refused(keep: int, tmp_path: Path) -> None:
     path = byte_level_directory(tmp_path, QWEN2_WORDS) / "tokenizer.json"
@@ -311,8 +316,8 @@ def test_a_truncated_tokenizer_json_is_refused(keep: int, tmp_path: Path) -> Non
     ("name", "text", "says"),
     [
         ("tokenizer.json", "[]", "not a tokenizer"),
-        ("tokenizer_config.json", "[1]", "a JSON list; allowed: an object"),
-        ("tokenizer_config.json", '{"bos_token": ', "not readable as JSON"),
+        ("tokenizer_config.json", "[1]", "not a JSON object"),
+        ("tokenizer_config.json", '{"bos_token": ', "not valid JSON"),
         ("tokenizer_config.json", '{"added_tokens_decoder": [1]}', "added_tokens_decoder: list; allowed: an object"),
         ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {"content": "a"}}}', 'allowed: {"ID": {"content": '),
         ("tokenizer_config.json", '{"added_tokens_decoder": {"1": 2}}', "added_tokens_decoder: {'1': 2}; allowed: {"),
@@ -325,9 +330,9 @@ def test_a_truncated_tokenizer_json_is_refused(keep: int, tmp_path: Path) -> Non
         ("tokenizer_config.json", '{"chat_template": ["x"]}', "chat_template: 'x'; allowed: {"),
         ("tokenizer_config.json", '{"eos_token": "\\ud800"}', "eos_token: a lone surrogate; allowed: Unicode text"),
         ("special_tokens_map.json", '{"pad_token": {"content": "x\\udfff"}}', "pad_token: a lone surrogate; allowed"),
-        ("special_tokens_map.json", "null", "a JSON NoneType; allowed: an object"),
+        ("special_tokens_map.json", "null", "not a JSON object"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id: 'x'; allowed: a token id"),
-        ("generation_config.json", "[" * 100_000, "not readable as JSON"),
+        ("generation_config.json", "[" * 100_000, "not valid JSON"),
     ],
 )
 def test_a_malformed_file_is_named_in_one_line(name: str, text: str, says: str, tmp_path: Path) -> None:

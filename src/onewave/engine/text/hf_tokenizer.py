@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from onewave.base.errors import TokenizerError, shown
+from onewave.base.json_files import read_json_object
 from onewave.engine.text.pieces import pieces_of
 from onewave.engine.text.tokenizer_parts import AddedPiece, TokenizerParts, backend_call
 
@@ -91,15 +91,7 @@ def _is_file(path: Path) -> bool:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; {} when there is no file."""
-    try:
-        value: object = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise TokenizerError(str(path), got=f"not readable as JSON ({error})", next="Fetch the file again.") from error
-    if not isinstance(value, dict):
-        raise TokenizerError(str(path), got=f"a JSON {type(value).__name__}", allowed="an object")
-    return cast("dict[str, Any]", value)
+    return read_json_object(path, TokenizerError) if os.path.lexists(path) else {}
 
 
 def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from onewave.base.errors import ConfigError, InvalidArgumentError, shown
+from onewave.base.json_files import parse_json_object, read_json_object
 from onewave.models.config.gguf import ROPE_DIVISORS, from_gguf
 from onewave.models.config.hf import from_hf
 from onewave.models.config.model_config import ModelConfig
@@ -17,8 +16,6 @@ from onewave.models.config.model_config import ModelConfig
 if TYPE_CHECKING:
     from onewave.weights.fetch.sources import ModelLocation
     from onewave.weights.formats.gguf_store import GGUFStore
-
-_MAX_CONFIG_BYTES = 10_000_000
 
 
 def builtin_models() -> tuple[str, ...]:
@@ -30,7 +27,7 @@ def builtin_models() -> tuple[str, ...]:
 def builtin_config(name: str) -> ModelConfig:
     """Read a configuration that ships with onewave. name: one of builtin_models()."""
     file = resources.files("onewave.models") / "builtin" / f"{name}.json"
-    return from_hf(_parse(file.read_bytes(), file.name), source=file.name)
+    return from_hf(parse_json_object(file.read_bytes(), file.name, ConfigError), source=file.name)
 
 
 def find_config(model: str) -> ModelConfig:
@@ -42,7 +39,7 @@ def find_config(model: str) -> ModelConfig:
         return builtin_config(model)
     path = Path(os.path.expanduser(model))
     if model.endswith(".json"):
-        return from_hf(_read_json(path), source=str(path))
+        return from_hf(read_json_object(path, ConfigError), source=str(path))
     if os.path.isdir(path):
         return _read_directory(path)
     allowed = f"{', '.join(builtin_models())}, the path of a config.json, or a directory that holds one"
@@ -76,8 +73,8 @@ def _read_directory(path: Path) -> ModelConfig:
             str(config), got="missing", next="Give a directory with config.json and *.safetensors, or a GGUF file."
         )
     return from_hf(
-        _read_json(config),
-        _read_json(generation) if os.path.lexists(generation) else None,
+        read_json_object(config, ConfigError),
+        read_json_object(generation, ConfigError) if os.path.lexists(generation) else None,
         source=str(config),
         generation_source=str(generation),
     )
@@ -87,28 +84,3 @@ def _read_gguf(store: GGUFStore) -> ModelConfig:
     shapes = {name: tensor.shape for name, tensor in store.tensors.items()}
     divisors = [float(value) for value in store.load(ROPE_DIVISORS).flatten()] if ROPE_DIVISORS in shapes else None
     return from_gguf(store.metadata, shapes, rope_divisors=divisors, source=store.description)
-
-
-def _read_json(path: Path) -> Mapping[str, object]:
-    try:
-        if path.exists() and not path.is_file():
-            got = "a directory" if path.is_dir() else "not a file"
-            raise ConfigError(str(path), got=got, allowed="a JSON file")
-        with path.open("rb") as file:
-            text = file.read(_MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(str(path), got=f"can't be read ({error.strerror or error})") from None
-    if len(text) > _MAX_CONFIG_BYTES:
-        raise ConfigError(str(path), got=f"longer than {_MAX_CONFIG_BYTES} bytes", allowed="a model's config")
-    return _parse(text, str(path))
-
-
-def _parse(text: bytes, name: str) -> Mapping[str, object]:
-    try:
-        value = json.loads(text)
-    # Deep nesting overruns the parser's recursion, and an integer of thousands of digits Python's own limit.
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(name, got=f"not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise ConfigError(name, got="not a JSON object")
-    return cast("dict[str, object]", value)

@@ -6,7 +6,6 @@ is answered by one WeightsError that names the file and the tensor. Source: hugg
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 from onewave.base.errors import WeightsError
+from onewave.base.json_files import parse_json_object
 from onewave.weights.store import TensorInfo, quote
 
 DTYPE_BYTES: dict[str, int] = {
@@ -62,32 +62,10 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         _fail(path, f"can't be read ({error.strerror or error})")
     if not text.startswith(b"{"):
         _fail(path, "the header is not a JSON object", next=_FETCH_AGAIN)
-    header = parse_json(text, path)
+    header = parse_json_object(text, str(path), WeightsError, strict=True)
     _check_metadata(path, header.pop("__metadata__", {}))
     spans = [_tensor(path, name, entry) for name, entry in header.items()]
     return _place(path, spans, size - _LENGTH_BYTES - length)
-
-
-def parse_json(text: bytes, path: Path) -> dict[str, object]:
-    """Parse a JSON object whose keys appear once each. Raises WeightsError naming `path`."""
-    try:
-        value = json.loads(text.decode(), object_pairs_hook=_unique_pairs)
-    except RecursionError:
-        _fail(path, "its JSON is nested too deeply")
-    except ValueError as error:
-        _fail(path, f"its JSON is malformed ({error})", next=_FETCH_AGAIN)
-    if not isinstance(value, dict):
-        _fail(path, "its JSON is not an object", next=_FETCH_AGAIN)
-    return cast("dict[str, object]", value)
-
-
-def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    unique: dict[str, object] = {}
-    for key, value in pairs:
-        if key in unique:
-            raise ValueError(f"{quote(key)} appears twice")
-        unique[key] = value
-    return unique
 
 
 def _check_metadata(path: Path, metadata: object) -> None:

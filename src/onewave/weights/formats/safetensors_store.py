@@ -13,14 +13,14 @@ import torch
 from safetensors import safe_open
 
 from onewave.base.errors import UnsupportedError, WeightsError
+from onewave.base.json_files import read_json_object
 from onewave.base.quantized import QuantizedRows
 from onewave.weights.formats.adapter import refuse_adapter_tensors
-from onewave.weights.formats.safetensors_header import parse_json, read_header
+from onewave.weights.formats.safetensors_header import read_header
 from onewave.weights.store import TensorInfo, quote
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_MAX_INDEX_BYTES = 100_000_000
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _F8_DTYPES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
@@ -114,15 +114,7 @@ def _read_shards(directory: Path) -> dict[str, TensorInfo]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Return the index's table of tensor name -> shard, every shard a plain file name."""
-    try:
-        if not index.is_file():
-            _fail(index, "not a file")
-        if index.stat().st_size > _MAX_INDEX_BYTES:
-            _fail(index, f"longer than {_MAX_INDEX_BYTES} bytes")
-        text = index.read_bytes()
-    except OSError as error:
-        _fail(index, f"can't be read ({error.strerror or error})")
-    weight_map = parse_json(text, index).get("weight_map")
+    weight_map = read_json_object(index, WeightsError, strict=True).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         _fail(index, "has no weight_map from tensor names to shards")
     entries = cast("dict[str, object]", weight_map)
