@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.base.weight_formats import find_rounding
@@ -89,12 +92,31 @@ def check_dtype(name: str) -> None:
         raise UnsupportedError("dtype", got=shown(name), allowed=", ".join(("auto", *DTYPES)))
 
 
-def whole(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Pass on a whole number within bounds. Raises InvalidArgumentError."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-        span = f"from {low}" if high is None else f"from {low} to {high}"
-        raise InvalidArgumentError(name, got=shown(value), allowed=f"a whole number {span}")
-    return value
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number, of any library, and no truth value."""
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def whole(name: str, value: object, low: int, high: int | None = None, *, extra: str = "") -> int:
+    """Pass on a whole number within bounds as an int. extra: what else is allowed. Raises InvalidArgumentError."""
+    if is_whole(value):
+        number = int(cast("int", value))
+        if number >= low and (high is None or number <= high):
+            return number
+    span = f"from {low}" if high is None else f"from {low} to {high}"
+    raise InvalidArgumentError(name, got=shown(value), allowed=f"a whole number {span}{extra}")
+
+
+def items(name: str, value: object, allowed: str) -> list[object]:
+    """The items of a list, an array or a tensor. Raises InvalidArgumentError for text, mappings and what has none."""
+    if hasattr(value, "tolist"):  # of an array or a tensor; one without axes is a number then
+        try:
+            value = cast("Any", value).tolist()
+        except Exception as error:  # any library's tensor: sparse, nested, without data
+            raise InvalidArgumentError(name, got=type(value).__name__, allowed=allowed) from error
+    if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
+        raise InvalidArgumentError(name, got=shown(cast("object", value)), allowed=allowed)
+    return list(cast("Iterable[object]", value))
 
 
 def flag(name: str, value: object) -> bool:

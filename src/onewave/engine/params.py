@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, shown
+from onewave.engine.arguments import flag, items, whole
 
 # What logits and their factors are computed in: float32; and the largest whole number that PyTorch holds.
 _LARGEST, _SMALLEST, _MAX = 3.4028234663852886e38, 1.1754943508222875e-38, 2**63 - 1
@@ -67,13 +68,13 @@ class SamplingParams:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        put("n", _whole("n", self.n, 1, _MAX_SAMPLES))
+        put("n", whole("n", self.n, 1, _MAX_SAMPLES))
         if self.max_tokens is not None:
-            put("max_tokens", _whole("max_tokens", self.max_tokens, 1, _MAX, extra=", or None"))
-        put("min_tokens", _whole("min_tokens", self.min_tokens, 0, _MAX))
+            put("max_tokens", whole("max_tokens", self.max_tokens, 1, _MAX, extra=", or None"))
+        put("min_tokens", whole("min_tokens", self.min_tokens, 0, _MAX))
         from_0 = "a finite number from 0, in float32"
         put("temperature", _number("temperature", self.temperature, 0.0, _LARGEST, from_0))
-        put("top_k", _whole("top_k", self.top_k, -1, _MAX, extra=" (-1 and 0: off)"))
+        put("top_k", whole("top_k", self.top_k, -1, _MAX, extra=" (-1 and 0: off)"))
         put("top_p", _number("top_p", self.top_p, 0.0, 1.0, "a number above 0, up to 1", open_low=True))
         put("min_p", _number("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1"))
         normal = "a finite number above 0, in float32"
@@ -85,17 +86,16 @@ class SamplingParams:
             put(name, _number(name, getattr(self, name), -2.0, 2.0, "a number from -2 to 2"))
         put("logit_bias", _biases(self.logit_bias))
         if self.seed is not None:
-            seed = _whole("seed", self.seed, -1, 2**64 - 1, extra=", or None")
+            seed = whole("seed", self.seed, -1, 2**64 - 1, extra=", or None")
             put("seed", None if seed == -1 else seed)
         put("stop", _stops(self.stop))
         put("stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None:
-                put(name, _whole(name, count, -1, _MAX, extra=" (-1: the whole vocabulary), or None"))
+                put(name, whole(name, count, -1, _MAX, extra=" (-1: the whole vocabulary), or None"))
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidArgumentError(name, got=shown(getattr(self, name)), allowed="True or False")
+            flag(name, getattr(self, name))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidArgumentError(
                 "min_tokens", got=str(self.min_tokens), allowed=f"0..max_tokens={self.max_tokens}"
@@ -140,15 +140,6 @@ class SamplingParams:
         return cast("tuple[int, ...]", self.stop_token_ids)
 
 
-def _whole(name: str, value: object, low: int, high: int | None = None, *, extra: str = "") -> int:
-    if not isinstance(value, bool) and isinstance(value, Integral):
-        number = int(value)
-        if number >= low and (high is None or number <= high):
-            return number
-    span = f"from {low}" if high is None else f"from {low} to {high}"
-    raise InvalidArgumentError(name, got=shown(value), allowed=f"a whole number {span}{extra}")
-
-
 def _number(name: str, value: object, low: float, high: float, allowed: str, *, open_low: bool = False) -> float:
     if not isinstance(value, bool) and isinstance(value, Real):
         try:
@@ -161,17 +152,11 @@ def _number(name: str, value: object, low: float, high: float, allowed: str, *, 
     raise InvalidArgumentError(name, got=shown(value), allowed=allowed)
 
 
-def _items(name: str, value: object, allowed: str) -> list[object]:
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise InvalidArgumentError(name, got=shown(cast("object", value)), allowed=allowed)
-    return list(cast("Iterable[object]", value))
-
-
 def _stops(value: object) -> tuple[str, ...]:
     allowed = "a string or a list of strings, none of them empty"
     if value is None:
         return ()
-    found = [value] if isinstance(value, str) else _items("stop", value, allowed)
+    found = [value] if isinstance(value, str) else items("stop", value, allowed)
     for item in found:
         if not isinstance(item, str) or not item:
             raise InvalidArgumentError("stop", got=shown(item), allowed=allowed)
@@ -183,7 +168,7 @@ def _stops(value: object) -> tuple[str, ...]:
 def _ids(name: str, value: object) -> tuple[int, ...]:
     if value is None:
         return ()
-    return tuple(_whole(name, item, 0, _MAX, extra=" in a list") for item in _items(name, value, "a list of token ids"))
+    return tuple(whole(name, item, 0, _MAX, extra=" in a list") for item in items(name, value, "a list of token ids"))
 
 
 def _biases(value: object) -> dict[int, float] | None:
@@ -194,7 +179,7 @@ def _biases(value: object) -> dict[int, float] | None:
     biases: dict[int, float] = {}
     for key, bias in cast("Mapping[object, object]", value).items():
         token_id = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < _MAX_DIGITS else key
-        token_id = _whole("logit_bias token id", token_id, 0, _MAX)
+        token_id = whole("logit_bias token id", token_id, 0, _MAX)
         finite = "a finite number, in float32"
         number = _number(f"logit_bias[{token_id}]", bias, -_LARGEST, _LARGEST, finite)
         if token_id in biases:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, TypedDict, cast
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
+from onewave.engine.arguments import is_whole, items
 from onewave.engine.params import SamplingParams
 from onewave.ops.sampling import MAX_VOCAB
 
@@ -38,12 +38,10 @@ def parse_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[RawPrompt]
     given: object = prompts
     if isinstance(given, (str, Mapping)):
         return [_one(cast("object", given))]
-    items = _list("prompts", given)
-    if not items:
+    found = items("prompts", given, _FORMS)
+    if not found:
         raise InvalidArgumentError("prompts", got="an empty list", allowed=_FORMS)
-    if _is_id(items[0]):
-        return [_one(items)]
-    return [_one(item) for item in items]
+    return [_one(found)] if is_whole(found[0]) else [_one(item) for item in found]
 
 
 def parse_params(params: ParamsLike | Sequence[ParamsLike] | None, count: int) -> list[SamplingParams]:
@@ -53,10 +51,10 @@ def parse_params(params: ParamsLike | Sequence[ParamsLike] | None, count: int) -
         return [SamplingParams()] * count
     if isinstance(given, (SamplingParams, Mapping)):
         return [_params(cast("object", given))] * count
-    items = _list("sampling_params", given)
-    if len(items) != count:
-        raise InvalidArgumentError("sampling_params", got=f"a list of {len(items)}", allowed=f"one, or {count}")
-    return [_params(item) for item in items]
+    found = items("sampling_params", given, "SamplingParams, a mapping, or a list of these")
+    if len(found) != count:
+        raise InvalidArgumentError("sampling_params", got=f"a list of {len(found)}", allowed=f"one, or {count}")
+    return [_params(item) for item in found]
 
 
 def check_params(params: SamplingParams, *, vocab_size: int, has_tokenizer: bool) -> None:
@@ -99,27 +97,11 @@ def _one(prompt: object) -> RawPrompt:
 
 
 def _token_ids(ids: object) -> tuple[int, ...]:
-    found = _list("prompt", ids)
+    found = items("prompt", ids, _FORMS)
     for token_id in found:
-        if not _is_id(token_id):
+        if not is_whole(token_id):
             raise InvalidArgumentError("prompt", got=f"a list with {shown(token_id)}", allowed=_FORMS)
     return tuple(int(cast("int", token_id)) for token_id in found)
-
-
-def _list(name: str, value: object) -> list[object]:
-    allowed = _FORMS if name.startswith("prompt") else "SamplingParams, a mapping, or a list of these"
-    if hasattr(value, "tolist"):  # of an array or a tensor; one without axes is a number then
-        try:
-            value = cast("Any", value).tolist()
-        except Exception as error:  # any library's tensor: sparse, nested, without data
-            raise InvalidArgumentError(name, got=type(value).__name__, allowed=allowed) from error
-    if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
-        raise InvalidArgumentError(name, got=type(cast("object", value)).__name__, allowed=allowed)
-    return list(cast("Iterable[object]", value))
-
-
-def _is_id(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Integral)
 
 
 def _params(value: object) -> SamplingParams:

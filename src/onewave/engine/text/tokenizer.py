@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, cast
 
 from tokenizers import Encoding
@@ -12,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import PreTokenizer, Whitespace
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
+from onewave.engine.arguments import items, whole
 from onewave.engine.text.conversations import ChatLayout, is_template
 from onewave.engine.text.tokenizer_parts import backend_call
 
@@ -111,21 +111,12 @@ class Tokenizer:
         return self.decode_lenient(self._checked(ids), skip_special_tokens)
 
     def _checked(self, ids: object) -> list[int]:
-        allowed = "a list of token ids"
-        if hasattr(ids, "tolist"):  # of an array or a tensor; one without axes is a number then
-            try:
-                ids = cast("Any", ids).tolist()
-            except Exception as error:  # any library's tensor: sparse, nested, without data
-                raise InvalidArgumentError("token ids", got=type(ids).__name__, allowed=allowed) from error
-        if isinstance(ids, (str, bytes, bytearray, Mapping)) or not isinstance(ids, Iterable):
-            raise InvalidArgumentError("token ids", got=shown(cast("object", ids)), allowed=allowed)
-        found = list(cast("Iterable[Any]", ids))
+        found = cast("list[Any]", items("token ids", ids, "a list of token ids"))
         # Of a long list these loops run in C; what they don't let through is looked at one by one.
         if not found or (set(map(type, found)) == {int} and min(found) >= 0 and max(found) < self.vocab_size):
             return found
         for token_id in found:
-            if isinstance(token_id, bool) or not isinstance(token_id, Integral) or int(token_id) < 0:
-                raise InvalidArgumentError("token id", got=shown(token_id), allowed="a whole number from 0")
+            whole("token id", token_id, 0)
         return [int(token_id) for token_id in found if int(token_id) < self.vocab_size]
 
     def decode_lenient(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
