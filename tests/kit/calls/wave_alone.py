@@ -19,12 +19,12 @@ _RECORD, _PLACES = gl.constexpr(STEP_WORDS), gl.constexpr(POINTERS)
 
 
 @gluon.constexpr_function
-def constants(D, GP, CH, FEW, KSPLITS, QKNORM, PAGE):
+def constants(D, GP, CH, MERGE_WORDS, KSPLITS, QKNORM, PAGE):
     """The wave's constants of float16 attention by 8 warps under SYNC 1, without a ring."""
     return Constants(
         DTYPE=gl.float16, FORMAT=0, IMAGES=1, NB=1, R=8, G=1, S=1, XS=1, PC=1, SPLITS=1, ACT=0, GATED=False, SYNC=1,
-        FLIGHT=1, HELD=0, TEST=0, TRACE=False, XW=8, D=D, GP=GP, CH=CH, FEW=FEW, KSPLITS=KSPLITS, QKNORM=QKNORM,
-        EPS=1e-5, SCALE=D**-0.5, PAGE=PAGE, STREAMS=0, MULTIPLIERS=1,
+        FLIGHT=1, HELD=0, TEST=0, TRACE=False, XW=8, D=D, GP=GP, CH=CH, MERGE_WORDS=MERGE_WORDS, KSPLITS=KSPLITS,
+        QKNORM=QKNORM, EPS=1e-5, SCALE=D**-0.5, PAGE=PAGE, STREAMS=0, MULTIPLIERS=1,
     )  # fmt: skip
 
 
@@ -41,10 +41,10 @@ def in_shared_memory(words, COUNT: gl.constexpr):
 @gluon.jit
 def attend_alone(
     record, ours, theirs, positions, slots, places, watch, batch,
-    D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, PAGE: gl.constexpr, FEW: gl.constexpr,
+    D: gl.constexpr, GP: gl.constexpr, QKNORM: gl.constexpr, PAGE: gl.constexpr, MERGE_WORDS: gl.constexpr,
 ):  # fmt: skip
     """One attention task, whose queries are there already (SYNC 1 loads them without a poll)."""
-    c: gl.constexpr = constants(D, GP, 1, FEW, 1, QKNORM, PAGE)
+    c: gl.constexpr = constants(D, GP, 1, MERGE_WORDS, 1, QKNORM, PAGE)
     memory = attention_memory(c)
     xs = gl.allocate_shared_memory(gl.float32, [8, 8, D], warps_rows(D))
     none = batch * 0
@@ -97,7 +97,7 @@ def attend_call(head_dim: int, heads: int, norms: bool, page: int, few: int) -> 
     """One attention task of so many heads at most; see attend's constants."""
     longs = [torch.zeros(64, dtype=torch.int64) for _ in range(3)]
     given = (_words(), _words(), _words(), *longs, _words(), 2)
-    constants = {"D": head_dim, "GP": heads, "QKNORM": norms, "PAGE": page, "FEW": few}
+    constants = {"D": head_dim, "GP": heads, "QKNORM": norms, "PAGE": page, "MERGE_WORDS": few}
     launch_kernel(attend_alone, (1,), *given, **constants, num_warps=8)
 
 

@@ -22,8 +22,8 @@ from onewave.tiles.graph.builders import cuts
 from onewave.wave.plan.layout import MAX_SPLITS, POINTERS, POLLED_KEYS, POLLED_SPLITS, STEP_WORDS
 from onewave.wave.plan.steps import Place, Word
 
-# D, heads a task has room for, norms of q and k, keys of a page (or 0), FEW; heads there are, keys, split, splits,
-# window.
+# D, heads a task has room for, norms of q and k, keys of a page (or 0), MERGE_WORDS; heads there are, keys, split,
+# splits, window.
 CASES: dict[str, tuple[tuple[int, int, bool, int, int], tuple[int, int, int, int, int]]] = {
     "the last of three splits": ((64, 4, False, 0, 0), (4, 300, 2, 16, 0)),
     "head_dim 128, three heads, three blocks of keys": ((128, 4, False, 0, 0), (3, 300, 0, 1, 0)),
@@ -53,7 +53,7 @@ MERGED: dict[str, tuple[tuple[int, int, int], tuple[int, int]]] = {
     "a sequence that one split holds": ((64, 2, 4), (2, 257)),
 }
 FEWS = ((32, 4), (64, 8), (128, 4))
-TARGET, WHOLE, FEW = 2048, 4096, 6144
+TARGET, WHOLE, MERGEABLE = 2048, 4096, 6144
 
 
 def rotated(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
@@ -128,7 +128,7 @@ def attends(case: str, built: Built) -> None:
         )
     record = np.zeros(STEP_WORDS, dtype=np.int32)
     record[[Word.TARGET, Word.WHOLE, Word.SLICE, Word.SPLITS, Word.WINDOW]] = (TARGET, WHOLE, split, splits, window)
-    record[Word.MERGEABLE] = FEW
+    record[Word.MERGEABLE] = MERGEABLE
     record[[Word.APPENDS, Word.HEADS, Word.K, Word.V]] = (1, heads, heads * half, (heads + 1) * half)
     ours, theirs = put(words, written=True), put(np.zeros_like(words), read=False, written=True)
     given = [put(record), ours, theirs]
@@ -156,20 +156,20 @@ def attends(case: str, built: Built) -> None:
         assert (after[TARGET:WHOLE] == -1).all()
         assert (cleared[WHOLE:][: heads * half] == -1).all()
     elif merges:
-        rows = [after[FEW:][: heads * MAX_SPLITS * (half + 1)].reshape(heads, -1)]
+        rows = [after[MERGEABLE:][: heads * MAX_SPLITS * (half + 1)].reshape(heads, -1)]
         own, lses = np.arange(half) + split * half, MAX_SPLITS * half + split
         found = np.ascontiguousarray(rows[0][:, own]).view(np.float16).astype(np.float64)
         assert np.abs(found - expected).max() < 1e-3 * max(1.0, np.abs(expected).max())
         assert np.abs(rows[0][:, lses].view(np.float32) - lse).max() < 1e-5
         assert (np.delete(rows[0], [*own, lses], axis=1) == -1).all()
-        assert (after[TARGET:FEW] == -1).all()
+        assert (after[TARGET:MERGEABLE] == -1).all()
     else:
         found = after[TARGET:][: room * (dim + 4)].view(np.float32).reshape(room, dim + 4)[:heads]
         assert np.abs(found[:, :dim] - expected).max() < 5e-4 * max(1.0, np.abs(expected).max())
         assert np.abs(found[:, dim:] - lse[:, None]).max() < 1e-5
         assert (after[WHOLE:] == -1).all()
     if merges:  # whichever way it was published, the other one's words too
-        rows = cleared[FEW:][: heads * MAX_SPLITS * (half + 1)].reshape(heads, -1)
+        rows = cleared[MERGEABLE:][: heads * MAX_SPLITS * (half + 1)].reshape(heads, -1)
         mine = [*(np.arange(half) + split * half), MAX_SPLITS * half + split]
         assert (rows[:, mine] == -1).all()
         assert not np.delete(rows, mine, axis=1).any()

@@ -67,7 +67,7 @@ def test_the_output_projection_merges_one_sequences_splits_itself(context: int, 
     config = replace(LONG, head_dim=dim, rope=rope, num_heads=2048 // dim, num_kv_heads=2)
     model = random_model(config)
     program = plan_decode(config, batch=1, workers=3).program
-    assert program.merged_words == 4
+    assert program.merge_words == 4
     agree_at(model, [context], 3)
 
 
@@ -75,14 +75,14 @@ def test_so_it_does_where_many_heads_leave_few_splits() -> None:
     rope = RopeConfig("default", 500.0, 32)
     config = replace(LONG, num_heads=32, num_kv_heads=32, head_dim=32, rope=rope)
     plan = plan_decode(config, batch=1, workers=3)
-    assert (plan.groups.splits, plan.program.merged_words) == (4, 4)
+    assert (plan.groups.splits, plan.program.merge_words) == (4, 4)
     agree_at(random_model(config), [600], 3)
 
 
 def test_activations_longer_than_one_round_of_threads_are_merged_in_several() -> None:
     rope = RopeConfig("default", 500.0, 128)
     config = replace(LONG, num_heads=40, num_kv_heads=8, head_dim=128, rope=rope)
-    assert plan_decode(config, batch=1, workers=3).program.merged_words == 8
+    assert plan_decode(config, batch=1, workers=3).program.merge_words == 8
     agree_at(random_model(config), [600], 3)
 
 
@@ -99,7 +99,7 @@ def test_activations_longer_than_one_round_of_threads_are_merged_in_several() ->
 def test_a_wave_goes_from_any_length_to_any_other(changes: dict[str, Any], constants: dict[str, Any]) -> None:
     model = random_model(replace(LONG, **changes))
     exact, wave = in_float32(model), Simulated(model, 1, 3, 1, **constants)
-    assert wave.bench.program.merged_words == 4
+    assert wave.bench.program.merge_words == 4
     kv = exact.new_cache(num_slots=1, capacity=CAPACITY)
     kv.k.normal_(generator=torch.Generator().manual_seed(8))
     kv.v.normal_(generator=torch.Generator().manual_seed(9))

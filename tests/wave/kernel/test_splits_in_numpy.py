@@ -15,7 +15,7 @@ from onewave.wave.kernel.attend import combine
 from onewave.wave.kernel.attend.combine import split_of_keys
 from onewave.wave.kernel.parameters import Records
 from onewave.wave.kernel.records import copy_first_records, record_of, record_word, records_memory
-from onewave.wave.kernel.words import WORD_SPLITS, WORD_WINDOW
+from onewave.wave.kernel.words import WORD
 from onewave.wave.plan.layout import STEP_WORDS, TOGETHER, splits_of
 from onewave.wave.plan.steps import Word
 
@@ -27,7 +27,7 @@ LENGTHS = [
 
 
 @gluon.jit
-def used(box, lengths, count, out, FEW: gl.constexpr):
+def used(box, lengths, count, out, MERGE_WORDS: gl.constexpr):
     """Of each length the splits that the first record's sequence has, as split_of_keys has it."""
     groups, places, full = records_memory(box, False)
     records = Records(box=box, first_step=0, num_steps=1, groups=groups, places=places, full=full)
@@ -35,7 +35,9 @@ def used(box, lengths, count, out, FEW: gl.constexpr):
     record = record_of(0, records)
     for at in range(count):
         length = gl.load(lengths + at)
-        _, _, splits = split_of_keys(record_word(record, WORD_WINDOW), record_word(record, WORD_SPLITS), length, FEW)
+        _, _, splits = split_of_keys(
+            record_word(record, WORD.WINDOW), record_word(record, WORD.SPLITS), length, MERGE_WORDS
+        )
         gl.store(out + at, splits)
 
 
@@ -52,7 +54,7 @@ def test_the_host_counts_as_the_kernel_does(splits: int, window: int, few: int) 
         "lengths": memory.put(np.array(LENGTHS, dtype=np.int32)),
         "count": len(LENGTHS),
         "out": out,
-        "FEW": few,
+        "MERGE_WORDS": few,
     }
     launch(memory, 1, arguments, modules=(records_module, combine, sys.modules[__name__]), name="used")
     expected = [splits_of(min(length, window or length), splits, reader_merges=few > 0) for length in LENGTHS]

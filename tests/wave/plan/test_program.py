@@ -274,7 +274,7 @@ def test_tiles_that_have_time_follow_each_other_and_end_before_the_ring_is_free_
                 own = int(step[Word.TILES] * step[Word.BLOCKS])
                 assert first == before - (min(earlier, everybodys) if everybodys <= short else 0)
                 full = before + min(held, own) + program.shape.ring + (own if own <= short else 0)
-                assert last + 1 == full - sooner(program.shape, merges=program.merged_words > 0)
+                assert last + 1 == full - sooner(program.shape, merges=program.merge_words > 0)
             before += int(step[Word.TILES] * step[Word.BLOCKS]) if step[Word.KIND] < Kind.REDUCE_HIDDEN else 0
 
 

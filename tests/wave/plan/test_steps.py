@@ -59,7 +59,7 @@ def test_the_kernels_constants_are_the_records_words() -> None:
             if name.isupper():
                 assert vars(words)[f"{prefix}_{name}"].value == number
     # A kernel reads these of an attention step; they have not moved.
-    assert [words.WORD_SOURCE.value, words.WORD_COMES.value, words.WORD_MERGEABLE.value] == [4, 7, 31]
+    assert [words.WORD.SOURCE, words.WORD.COMES, words.WORD.MERGEABLE] == [4, 7, 31]
 
 
 def test_two_fields_at_one_word_or_one_name_at_two_are_refused() -> None:

@@ -35,27 +35,7 @@ from onewave.wave.kernel.records import (
 )
 from onewave.wave.kernel.spin import delay, load_words, nanoseconds, poll_words, prefetch_bytes, spin_counter
 from onewave.wave.kernel.widen.byte_values import raised
-from onewave.wave.kernel.words import (
-    FLAG_NORM,
-    KIND_ATTEND,
-    KIND_REDUCE_HIDDEN,
-    PLACE_STREAM,
-    WORD_AHEAD,
-    WORD_AHEAD_TILES,
-    WORD_CHUNKS,
-    WORD_COLUMNS,
-    WORD_FIRST_COLUMN,
-    WORD_FIRST_WAIT,
-    WORD_FLAGS,
-    WORD_KIND,
-    WORD_POST,
-    WORD_PREFETCH,
-    WORD_SOURCE,
-    WORD_SOURCE_STRIDE,
-    WORD_SPLITS,
-    WORD_WAITS,
-    tile_bytes,
-)
+from onewave.wave.kernel.words import FLAG, KIND, PLACE, WORD, tile_bytes
 
 
 @gluon.jit
@@ -78,7 +58,7 @@ def exchange_partition(records, inputs, sequences, ring, activations, results, m
     for at in tl.range(records.num_steps, disable_licm=True):
         fence_records(at)
         record = record_of(at, records)
-        kind = record_word(record, WORD_KIND)
+        kind = record_word(record, WORD.KIND)
         if c.TRACE:
             gl.store(trace + (records.first_step + at) * 4, nanoseconds(kind))
         if c.SYNC == 1:
@@ -88,18 +68,18 @@ def exchange_partition(records, inputs, sequences, ring, activations, results, m
             record=record, kind=kind, withheld=withheld, sets=sets, sequences=sequences, places=places,
             output=inputs.output,
         )  # fmt: skip
-        chunks = record_word(record, WORD_CHUNKS)
+        chunks = record_word(record, WORD.CHUNKS)
         if c.D > 0:
-            coming = record_word(record, WORD_PREFETCH)
-            ahead = record_word(record, WORD_AHEAD_TILES)
+            coming = record_word(record, WORD.PREFETCH)
+            ahead = record_word(record, WORD.AHEAD_TILES)
         inverse_rms = gl.full([c.NB], 1.0, gl.float32, results_over_sequences(c.R, c.G, c.XW))
-        merges = (c.FEW > 0) & (kind < KIND_REDUCE_HIDDEN) & (record_word(record, WORD_SPLITS) > 0)
+        merges = (c.MERGE_WORDS > 0) & (kind < KIND.REDUCE_HIDDEN) & (record_word(record, WORD.SPLITS) > 0)
         if (chunks > 0) & (merges == 0):
             source = (inputs.source, inputs.source_stride)
             inverse_rms = load_activations(
                 step, site_of(inputs, records, at), source, chunks, chunks_before, activations, c
             )
-        if c.FEW > 0:
+        if c.MERGE_WORDS > 0:
             if merges:
                 load_merged(step, site_of(inputs, records, at), chunks, chunks_before, activations, c)
         chunks_before += chunks
@@ -109,27 +89,27 @@ def exchange_partition(records, inputs, sequences, ring, activations, results, m
                 prefetch_split(to_come, sequences, places, c)
             if ahead > 0:
                 TILE: gl.constexpr = tile_bytes(c.FORMAT, c.IMAGES)
-                prefetch_tiles(places, block, record_word(record, WORD_AHEAD), ahead, TILE, c.XW)
+                prefetch_tiles(places, block, record_word(record, WORD.AHEAD), ahead, TILE, c.XW)
         if c.TRACE:
             gl.store(trace + (records.first_step + at) * 4 + 1, nanoseconds(chunks))
         if c.TEST == 2:
             # A pseudorandom pause of up to 16 us, another one for every thread block, step and launch.
             mixed = ((block * 40503 + records.first_step + at) * 30011 + epoch * 69069) * 1103515245
             delay((mixed >> 8) & 16383)
-        if kind < KIND_REDUCE_HIDDEN:
+        if kind < KIND.REDUCE_HIDDEN:
             number = finish_blocks(step, inverse_rms, results, number, c)
-        elif kind < KIND_ATTEND:
+        elif kind < KIND.ATTEND:
             if c.SPLITS > 1:
                 reduce_pieces(step, site_of(inputs, records, at), c)
         else:
             if c.D > 0:
-                if kind == KIND_ATTEND:
+                if kind == KIND.ATTEND:
                     site = site_of(inputs, records, at)
                     streamed += attend(step, site, memory, ring, streamed, activations.places, c)
-                elif c.FEW == 0:  # otherwise product steps merge the splits as they load them
+                elif c.MERGE_WORDS == 0:  # otherwise product steps merge the splits as they load them
                     combine(step, site_of(inputs, records, at), c)
         if c.SYNC == 1:
-            post = record_word(record, WORD_POST)
+            post = record_word(record, WORD.POST)
             # Before the records' request, because tests of compiled code want a barrier before each arrival. Other
             # builds have Triton's own one there; a second would cost registers.
             gl.thread_barrier()
@@ -155,7 +135,7 @@ def prefetch_tiles(places, block, first, count, TILE: gl.constexpr, XW: gl.const
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [XW], [0])
     lane = gl.arange(0, XW * 32, layout=LANES)
     tile = (first + lane).to(gl.int64) * gl.num_programs(0) + block
-    prefetch_bytes(place_word(places, PLACE_STREAM) + tile * TILE, lane < count, TILE)
+    prefetch_bytes(place_word(places, PLACE.STREAM) + tile * TILE, lane < count, TILE)
 
 
 @gluon.constexpr_function
@@ -193,8 +173,8 @@ def wait_for_counters(record, counters, site, XW: gl.constexpr):
     """Spin on all counters of the step side by side, one a thread."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [XW], [0])
     lane = gl.arange(0, XW * 32, layout=LANES)
-    first = record_word(record, WORD_FIRST_WAIT)
-    count = record_word(record, WORD_WAITS)
+    first = record_word(record, WORD.FIRST_WAIT)
+    count = record_word(record, WORD.WAITS)
     for begin in range(0, count, XW * 32):
         mine = begin + lane < count
         number = gl.load(counters.waits + (first + begin + lane) * 2, mask=mine, other=0)
@@ -219,11 +199,11 @@ def load_activations(step, site, source, chunks, chunks_before, activations, c):
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     given_words, given_stride = source
     batch = step.sequences.batch
-    first = record_word(step.record, WORD_SOURCE)
-    stride = record_word(step.record, WORD_SOURCE_STRIDE)
-    column = record_word(step.record, WORD_FIRST_COLUMN)
-    columns = record_word(step.record, WORD_COLUMNS)
-    flags = record_word(step.record, WORD_FLAGS)
+    first = record_word(step.record, WORD.SOURCE)
+    stride = record_word(step.record, WORD.SOURCE_STRIDE)
+    column = record_word(step.record, WORD.FIRST_COLUMN)
+    columns = record_word(step.record, WORD.COLUMNS)
+    flags = record_word(step.record, WORD.FLAGS)
     n = gl.arange(0, N, layout=gl.SliceLayout(1, LX))
     word = gl.arange(0, c.PC * 64, layout=gl.SliceLayout(0, LX))
     in_slice = ((word // 64) * (Q * 64) + word % 64)[None, :] + ((n // c.NB) * 64)[:, None]
@@ -264,12 +244,12 @@ def load_activations(step, site, source, chunks, chunks_before, activations, c):
         # Triton wants a barrier after an arrival: here no warp waits for it, after the next chunk's poll all would.
         gl.thread_barrier()
         if c.D > 0:
-            if flags & FLAG_NORM:  # a branch, which also keeps this work after the arrival
+            if flags & FLAG.NORM:  # a branch, which also keeps this work after the arrival
                 low, high = to_float(words, c.DTYPE)
                 squares += sum_in_threads(low * low + high * high, c)
     inverse = gl.full([c.NB], 1.0, gl.float32, results_over_sequences(c.R, c.G, c.XW))
     if c.D > 0:
-        if flags & FLAG_NORM:
+        if flags & FLAG.NORM:
             total = sum_of_sequences(squares, c)
             mean = total / (2 * columns).to(gl.float32)
             inverse = 1.0 / gl.sqrt(mean + c.EPS)

@@ -15,29 +15,7 @@ from onewave.wave.kernel.parameters import Target
 from onewave.wave.kernel.records import aligned_pointer, place_pointer, record_word
 from onewave.wave.kernel.spin import ABSENT, load_words, poll_words
 from onewave.wave.kernel.widen.byte_values import lowered
-from onewave.wave.kernel.words import (
-    FLAG_ACTIVATE,
-    FLAG_EMBEDDED,
-    FLAG_GATED,
-    FLAG_LOGITS,
-    FLAG_RESIDUAL,
-    KIND_OUT,
-    KIND_PARTIAL,
-    KIND_REDUCE_OUT,
-    PLACE_BIASES,
-    PLACE_EMBEDDING,
-    PLACE_RESIDUAL,
-    PLACE_SCALES,
-    WORD_BIAS,
-    WORD_BLOCKS,
-    WORD_FIRST_BLOCK,
-    WORD_FLAGS,
-    WORD_SCALES,
-    WORD_SLICE,
-    WORD_SOURCE,
-    WORD_TARGET,
-    WORD_TARGET_STRIDE,
-)
+from onewave.wave.kernel.words import FLAG, KIND, PLACE, WORD
 
 # float32's quiet NaN, stored instead of a result with the bits of ABSENT.
 _NAN = gl.constexpr(0x7FC00000)
@@ -98,17 +76,17 @@ def addend(step, flags, hidden, bias_at, sequence, row, shown, c):
     LAYOUT: gl.constexpr = row.type.layout
     extra = gl.zeros(row.shape, gl.float32, LAYOUT)
     if bias_at > 0:
-        bias = gl.multiple_of(place_pointer(places, PLACE_BIASES, gl.float32) + (bias_at - 1), 16)
+        bias = gl.multiple_of(place_pointer(places, PLACE.BIASES, gl.float32) + (bias_at - 1), 16)
         extra += gl.load(bias + row, mask=shown, other=0.0)
-    if flags & FLAG_RESIDUAL:
-        if flags & FLAG_EMBEDDED:
+    if flags & FLAG.RESIDUAL:
+        if flags & FLAG.EMBEDDED:
             token = gl.load(step.sequences.tokens + sequence, mask=shown, other=0)
-            embedding = place_pointer(places, PLACE_EMBEDDING, gl.int32)
+            embedding = place_pointer(places, PLACE.EMBEDDING, gl.int32)
             words = gl.load(embedding + (token * hidden + row) // 2, mask=shown, other=0)
             low, high = to_float(words, c.DTYPE)
             extra += gl.where(row % 2 == 0, low, high)
         else:
-            stream = aligned_pointer(places, PLACE_RESIDUAL, gl.float32) + sequence * hidden + row
+            stream = aligned_pointer(places, PLACE.RESIDUAL, gl.float32) + sequence * hidden + row
             extra += gl.load(stream, mask=shown, other=0.0)
     return extra
 
@@ -130,21 +108,21 @@ def load_addend(step, number, c):
     b = gl.arange(0, c.NB, layout=gl.SliceLayout(1, LZ))
     sequence = b[:, None]
     in_step = (number * c.R + gl.arange(0, c.G * c.R, layout=gl.SliceLayout(0, LZ)))[None, :]
-    row = record_word(record, WORD_FIRST_BLOCK) * c.R + in_step
-    shown = (sequence < batch) & (in_step < record_word(record, WORD_BLOCKS) * c.R) & (step.withheld == 0)
-    flags = record_word(record, WORD_FLAGS)
+    row = record_word(record, WORD.FIRST_BLOCK) * c.R + in_step
+    shown = (sequence < batch) & (in_step < record_word(record, WORD.BLOCKS) * c.R) & (step.withheld == 0)
+    flags = record_word(record, WORD.FLAGS)
     # Without a residual stream, TARGET_STRIDE may count slices instead.
-    hidden = gl.multiple_of(gl.where((flags & FLAG_RESIDUAL) > 0, record_word(record, WORD_TARGET_STRIDE) * 2, 0), 8)
-    bias_at = record_word(record, WORD_BIAS)
-    bias = place_pointer(places, PLACE_BIASES, gl.float32) + bias_at - 1 + row + sequence * 0
+    hidden = gl.multiple_of(gl.where((flags & FLAG.RESIDUAL) > 0, record_word(record, WORD.TARGET_STRIDE) * 2, 0), 8)
+    bias_at = record_word(record, WORD.BIAS)
+    bias = place_pointer(places, PLACE.BIASES, gl.float32) + bias_at - 1 + row + sequence * 0
     bias = gl.load(bias, mask=shown & (bias_at > 0), other=0)
-    stream = aligned_pointer(places, PLACE_RESIDUAL, gl.float32) + sequence * hidden + row
-    EITHER: gl.constexpr = FLAG_RESIDUAL | FLAG_EMBEDDED
-    stream = gl.load(stream, mask=shown & ((flags & EITHER) == FLAG_RESIDUAL), other=0)
+    stream = aligned_pointer(places, PLACE.RESIDUAL, gl.float32) + sequence * hidden + row
+    EITHER: gl.constexpr = FLAG.RESIDUAL | FLAG.EMBEDDED
+    stream = gl.load(stream, mask=shown & ((flags & EITHER) == FLAG.RESIDUAL), other=0)
     starts = (flags & EITHER) == EITHER
     embedded = shown & starts
     token = gl.load(step.sequences.tokens + b, mask=(b < batch) & starts, other=0)[:, None]
-    embedding = place_pointer(places, PLACE_EMBEDDING, gl.int32)
+    embedding = place_pointer(places, PLACE.EMBEDDING, gl.int32)
     words = gl.load(embedding + (token * hidden + row) // 2, mask=embedded, other=0)
     return bias, stream, words
 
@@ -163,9 +141,9 @@ def load_scales(step, number, LZ: gl.constexpr, c):
     """Request the scales of the rows of the step's row blocks from `number` on: float32 [G * R]."""
     record = step.record
     row = number * c.R + gl.arange(0, c.G * c.R, layout=gl.SliceLayout(0, LZ))
-    first = place_pointer(step.places, PLACE_SCALES, gl.float32) + record_word(record, WORD_SCALES)
-    first += record_word(record, WORD_FIRST_BLOCK) * c.R
-    return gl.load(gl.multiple_of(first, 16) + row, mask=row < record_word(record, WORD_BLOCKS) * c.R, other=0.0)
+    first = place_pointer(step.places, PLACE.SCALES, gl.float32) + record_word(record, WORD.SCALES)
+    first += record_word(record, WORD.FIRST_BLOCK) * c.R
+    return gl.load(gl.multiple_of(first, 16) + row, mask=row < record_word(record, WORD.BLOCKS) * c.R, other=0.0)
 
 
 @gluon.jit
@@ -181,13 +159,13 @@ def finish_blocks(step, inverse_rms, results, number, c):
     LP: gl.constexpr = results_layout(c.R, c.G, c.XW)
     LZ: gl.constexpr = results_rows(c.R, c.G, c.XW)
     PARTS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    blocks = record_word(record, WORD_BLOCKS)
-    first_block = record_word(record, WORD_FIRST_BLOCK)
-    target = record_word(record, WORD_TARGET)
-    stride = record_word(record, WORD_TARGET_STRIDE)
-    part = record_word(record, WORD_SLICE)
-    flags = record_word(record, WORD_FLAGS)
-    adds = ((flags & FLAG_RESIDUAL) > 0) | (record_word(record, WORD_BIAS) > 0)
+    blocks = record_word(record, WORD.BLOCKS)
+    first_block = record_word(record, WORD.FIRST_BLOCK)
+    target = record_word(record, WORD.TARGET)
+    stride = record_word(record, WORD.TARGET_STRIDE)
+    part = record_word(record, WORD.SLICE)
+    flags = record_word(record, WORD.FLAGS)
+    adds = ((flags & FLAG.RESIDUAL) > 0) | (record_word(record, WORD.BIAS) > 0)
     b = gl.arange(0, c.NB, layout=gl.SliceLayout(1, LZ))
     r = gl.arange(0, GR, layout=gl.SliceLayout(0, LZ))
     loaded = (0, 0, 0)
@@ -217,18 +195,18 @@ def finish_blocks(step, inverse_rms, results, number, c):
             y = lowered(y, c.DTYPE, c.FORMAT) * scales[None, :]
         if c.D > 0:
             y = y * inverse_rms[:, None] + extra
-        if (c.SPLITS > 1) and (step.kind == KIND_PARTIAL):
+        if (c.SPLITS > 1) and (step.kind == KIND.PARTIAL):
             first = target + (row // c.R * stride + part) * (c.NB * c.R) + sequence * c.R
             at = gl.multiple_of(first, (1, 4)) + row % c.R
             gl.store(step.sets.current + at, bits32(y), mask=shown)
             gl.store(step.sets.next + at, gl.full([c.NB, GR], ABSENT, gl.int32, LZ), mask=sequence < c.NB)
         else:
-            where = Target(flags=flags, to_caller=step.kind == KIND_OUT, first=target, stride=stride)
+            where = Target(flags=flags, to_caller=step.kind == KIND.OUT, first=target, stride=stride)
             publish(y, sequence, row, where, step, [c.NB, GR // 2, 2], [c.NB, GR // 4, 2], c)
         if c.D > 0:
-            if flags & FLAG_RESIDUAL:  # after what other thread blocks wait for
+            if flags & FLAG.RESIDUAL:  # after what other thread blocks wait for
                 hidden = gl.multiple_of(stride * 2, 8)
-                stream = aligned_pointer(step.places, PLACE_RESIDUAL, gl.float32)
+                stream = aligned_pointer(step.places, PLACE.RESIDUAL, gl.float32)
                 gl.store(stream + sequence * hidden + row, y, mask=shown)
         gl.thread_barrier()
         mbarrier.arrive(results.empty.index(place), count=1)
@@ -240,7 +218,7 @@ def finish_blocks(step, inverse_rms, results, number, c):
 def publish(y, sequence, row, target, step, PAIRS: gl.constexpr, FOURS: gl.constexpr, c):
     """Store float32 y: logits to the caller as they are, all else as 16-bit words (publish16)."""
     if c.D > 0:
-        if target.flags & FLAG_LOGITS:
+        if target.flags & FLAG.LOGITS:
             bits = y.to(gl.int32, bitcast=True)
             stride = step.output.stride
             mask = (sequence < step.sequences.batch) & (row < stride)
@@ -262,7 +240,7 @@ def publish16(y, sequence, row, target, step, PAIRS: gl.constexpr, FOURS: gl.con
     y0, y1 = gl.split(gl.reshape(y, PAIRS))
     row0, row1 = gl.split(gl.reshape(row, PAIRS))
     sequence0, sequence1 = gl.split(gl.reshape(sequence, PAIRS))
-    if (flags & (FLAG_ACTIVATE | FLAG_GATED)) == (FLAG_ACTIVATE | FLAG_GATED):
+    if (flags & (FLAG.ACTIVATE | FLAG.GATED)) == (FLAG.ACTIVATE | FLAG.GATED):
         if c.GATED:
             h0, h1 = gl.split(gl.reshape(activated(y0, c.ACT) * y1, FOURS))
             first_row, second_row = gl.split(gl.reshape(row0, FOURS))
@@ -270,7 +248,7 @@ def publish16(y, sequence, row, target, step, PAIRS: gl.constexpr, FOURS: gl.con
             gated = bits16(h0, c.DTYPE) | (bits16(h1, c.DTYPE) << 16)
             put(gated, first_sequence, first_row, target, step, ((1,) if len(FOURS) == 2 else (1, 1)), 4, c)
     else:
-        if flags & FLAG_ACTIVATE:
+        if flags & FLAG.ACTIVATE:
             y0 = activated(y0, c.ACT)
             y1 = activated(y1, c.ACT)
         words = bits16(y0, c.DTYPE) | (bits16(y1, c.DTYPE) << 16)
@@ -306,15 +284,15 @@ def reduce_pieces(step, site, c):
     GROUP: gl.constexpr = min(c.SPLITS, 8)
     L2: gl.constexpr = gl.BlockedLayout([GROUP, 4], [1, 32], [1, c.XW], [1, 0])
     LV: gl.constexpr = gl.SliceLayout(0, L2)
-    pieces = record_word(record, WORD_BLOCKS)
-    first = record_word(record, WORD_SOURCE)
-    first_piece = record_word(record, WORD_FIRST_BLOCK)
-    target = record_word(record, WORD_TARGET)
-    stride = record_word(record, WORD_TARGET_STRIDE)
+    pieces = record_word(record, WORD.BLOCKS)
+    first = record_word(record, WORD.SOURCE)
+    first_piece = record_word(record, WORD.FIRST_BLOCK)
+    target = record_word(record, WORD.TARGET)
+    stride = record_word(record, WORD.TARGET_STRIDE)
     hidden = gl.multiple_of(stride * 2, 8)
-    slices = record_word(record, WORD_SLICE)
-    flags = record_word(record, WORD_FLAGS)
-    bias_at = record_word(record, WORD_BIAS)
+    slices = record_word(record, WORD.SLICE)
+    flags = record_word(record, WORD.FLAGS)
+    bias_at = record_word(record, WORD.BIAS)
     value = gl.arange(0, VALUES, layout=LV)
     part = gl.arange(0, GROUP, layout=gl.SliceLayout(1, L2))
     for begin in range(0, pieces * (c.NB * PR), VALUES):
@@ -338,10 +316,10 @@ def reduce_pieces(step, site, c):
                 words = poll_words(pointers, site.watch, site.block, site.step, GROUP * 4)
             total += gl.sum(words.to(gl.float32, bitcast=True), axis=0)
         sequence = gl.where(v < pieces * (c.NB * PR), b, c.NB)
-        where = Target(flags=flags, to_caller=step.kind == KIND_REDUCE_OUT, first=target, stride=stride)
+        where = Target(flags=flags, to_caller=step.kind == KIND.REDUCE_OUT, first=target, stride=stride)
         publish(total, sequence, row, where, step, [VALUES // 2, 2], [VALUES // 4, 2], c)
         if c.D > 0:
-            if flags & FLAG_RESIDUAL:
+            if flags & FLAG.RESIDUAL:
                 shown = real & (step.withheld == 0)
-                stream = aligned_pointer(step.places, PLACE_RESIDUAL, gl.float32)
+                stream = aligned_pointer(step.places, PLACE.RESIDUAL, gl.float32)
                 gl.store(stream + b * hidden + row, total, mask=shown)

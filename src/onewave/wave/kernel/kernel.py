@@ -53,7 +53,7 @@ MREGS        registers of a thread of the second multiply partition (a multiple 
 D            head_dim [values] (32, 64, 128; 0: no attention)
 GP           query heads of a KV head (1 to 8)
 CH           heads that one combining task merges
-FEW          words a thread takes at a time of attention that a product step merges (4, 8; 0: no step merges)
+MERGE_WORDS  words a thread takes at a time of attention that a product step merges (4, 8; 0: no step merges)
 KSPLITS      splits of a sequence's keys, at most (a power of two up to 16)
 QKNORM       whether queries and keys are normalised (False, True)
 EPS          epsilon of RMS norms
@@ -95,17 +95,7 @@ from onewave.wave.kernel.parameters import (
 )
 from onewave.wave.kernel.records import copy_first_records, records_memory
 from onewave.wave.kernel.widen.widen import multiply_byte_steps
-from onewave.wave.kernel.words import (
-    KIND_ATTEND,
-    KIND_REDUCE_HIDDEN,
-    LIST_SIZE,
-    RECORD_SIZE,
-    WORD_BLOCKS,
-    WORD_CHUNKS,
-    WORD_KIND,
-    WORD_TILES,
-    boxes_of,
-)
+from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, WORD, boxes_of
 
 
 @gluon.jit
@@ -145,14 +135,14 @@ def multiply_steps(steps, num_steps, sequences, ring, activations, results, c):
     keys = 0
     for step in tl.range(num_steps, disable_licm=True):
         record = steps + step * RECORD_SIZE
-        kind = gl.load(record + WORD_KIND)
-        blocks = gl.load(record + WORD_BLOCKS)
-        tiles = gl.load(record + WORD_TILES)
-        chunks = gl.load(record + WORD_CHUNKS)
-        if kind >= KIND_REDUCE_HIDDEN:
+        kind = gl.load(record + WORD.KIND)
+        blocks = gl.load(record + WORD.BLOCKS)
+        tiles = gl.load(record + WORD.TILES)
+        chunks = gl.load(record + WORD.CHUNKS)
+        if kind >= KIND.REDUCE_HIDDEN:
             blocks = 0
         if c.STREAMS:
-            if kind == KIND_ATTEND:
+            if kind == KIND.ATTEND:
                 known = tiles_of_keys(record, tiles, known, sequences, c)
                 keys += known
         done0 = 0
@@ -327,7 +317,7 @@ def wave_kernel(
     G: gl.constexpr, S: gl.constexpr, XS: gl.constexpr, PC: gl.constexpr, SPLITS: gl.constexpr,
     ACT: gl.constexpr, GATED: gl.constexpr, SYNC: gl.constexpr, FLIGHT: gl.constexpr, HELD: gl.constexpr,
     TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr, LREGS: gl.constexpr,
-    D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, FEW: gl.constexpr, KSPLITS: gl.constexpr,
+    D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, MERGE_WORDS: gl.constexpr, KSPLITS: gl.constexpr,
     QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, PAGE: gl.constexpr, STREAMS: gl.constexpr,
     MULTIPLIERS: gl.constexpr, MREGS: gl.constexpr,
 ):  # fmt: skip
@@ -347,8 +337,9 @@ def wave_kernel(
     # Annotated, because Triton would turn the constants into values otherwise.
     c: gl.constexpr = Constants(
         DTYPE=DTYPE, FORMAT=FORMAT, IMAGES=IMAGES, NB=NB, R=R, G=G, S=S, XS=XS, PC=PC, SPLITS=SPLITS, ACT=ACT,
-        GATED=GATED, SYNC=SYNC, FLIGHT=FLIGHT, HELD=HELD, TEST=TEST, TRACE=TRACE, XW=XW, D=D, GP=GP, CH=CH, FEW=FEW,
-        KSPLITS=KSPLITS, QKNORM=QKNORM, EPS=EPS, SCALE=SCALE, PAGE=PAGE, STREAMS=STREAMS, MULTIPLIERS=MULTIPLIERS,
+        GATED=GATED, SYNC=SYNC, FLIGHT=FLIGHT, HELD=HELD, TEST=TEST, TRACE=TRACE, XW=XW, D=D, GP=GP, CH=CH,
+        MERGE_WORDS=MERGE_WORDS, KSPLITS=KSPLITS, QKNORM=QKNORM, EPS=EPS, SCALE=SCALE, PAGE=PAGE, STREAMS=STREAMS,
+        MULTIPLIERS=MULTIPLIERS,
     )  # fmt: skip
     N: gl.constexpr = 64 // R * NB
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)

@@ -63,42 +63,34 @@ def _look_and_count(flag: str, again: str) -> list[str]:
     ]
 
 
+def _absent(packets: dict[int, list[str]]) -> list[str]:
+    """Set m to all ones if any word of these packets is absent, and q of their packets. packets: q's number: words."""
+    lines = ["mov.b32 m, 0;"]
+    for q, (a, b, c, d) in packets.items():
+        lines += [f"max.u32 t, {a}, {b};", f"max.u32 u, {c}, {d};", "max.u32 t, t, u;"]
+        lines += [f"setp.eq.u32 q{q}, t, 0xffffffff;", "max.u32 m, m, t;"]
+    return lines
+
+
 def _poll_text(words: int, waits: bool) -> tuple[str, str]:
     """Load `words` words a thread in packets of four; if `waits`, again until none is absent.
 
     Words at address 0 are zeros: loading them from one place would send every thread block there at once. Operands:
     the words; their addresses (every fourth is used); abort word; stall record; step.
     """
-    packets = words // 4
-
-    def load(i: int) -> str:
-        names = ", ".join(f"${4 * i + j}" for j in range(4))
-        return f"ld.relaxed.gpu.global.v4.b32 {{{names}}}, [${words + 4 * i}];"
-
-    def check() -> list[str]:
-        lines = ["mov.b32 m, 0;"]
-        for i in range(packets):
-            lines += [
-                f"max.u32 t, ${4 * i}, ${4 * i + 1};",
-                f"max.u32 u, ${4 * i + 2}, ${4 * i + 3};",
-                "max.u32 t, t, u;",
-                f"setp.eq.u32 q{i}, t, 0xffffffff;",
-                "max.u32 m, m, t;",
-            ]
-        return [*lines, "setp.ne.u32 p, m, 0xffffffff;", "@p bra WEND;"]
-
+    packets = {i: [f"${4 * i + j}" for j in range(4)] for i in range(words // 4)}
+    load = [f"@q{i} ld.relaxed.gpu.global.v4.b32 {{{', '.join(to)}}}, [${words + 4 * i}];" for i, to in packets.items()]
+    check = [*_absent(packets), "setp.ne.u32 p, m, 0xffffffff;", "@p bra WEND;"]
     flag, record, step = f"${2 * words}", f"${3 * words}", f"${4 * words}"
-    text = ["{", f".reg .pred p, q<{packets}>; .reg .b32 t, u, m, n, a; .reg .b64 w, z;"]
-    for i in range(packets):
-        text += [f"setp.ne.s64 q{i}, ${words + 4 * i}, 0;", *(f"mov.b32 ${4 * i + j}, 0;" for j in range(4))]
-    text += [f"@q{i} {load(i)}" for i in range(packets)]
+    text = ["{", f".reg .pred p, q<{len(packets)}>; .reg .b32 t, u, m, n, a; .reg .b64 w, z;"]
+    for i, to in packets.items():
+        text += [f"setp.ne.s64 q{i}, ${words + 4 * i}, 0;", *(f"mov.b32 {word}, 0;" for word in to)]
+    text += load
     if waits:
-        text += [*check(), "mov.b32 n, 0;", "WLOOP:", *_look_and_count(flag, "WGO")]
-        text += [f"mov.b64 z, ${words};"]
-        text += [f"@q{i} mov.b64 z, ${words + 4 * i};" for i in range(packets)]
+        text += [*check, "mov.b32 n, 0;", "WLOOP:", *_look_and_count(flag, "WGO"), f"mov.b64 z, ${words};"]
+        text += [f"@q{i} mov.b64 z, ${words + 4 * i};" for i in packets]
         text += [*_give_up(2, step, "z", "0", "m", flag, record), "bra WEND;", "WGO:"]
-        text += [f"@q{i} {load(i)}" for i in range(packets)]  # only the missing packets are read again
-        text += [*check(), "bra WLOOP;", "WEND:"]
+        text += [*load, *check, "bra WLOOP;", "WEND:"]  # only the missing packets are read again
     text.append("}")
     constraints = ["=&r"] * words + ["l"] * (3 * words) + ["r"] * words
     return "\n".join(text), ",".join(constraints)
@@ -144,12 +136,7 @@ def _splits_text(words: int, stride: int, waits: bool) -> tuple[str, str]:
 
     def missing(packets: list[tuple[int, int]]) -> list[str]:
         """Set p if any word is absent, and q of its packets."""
-        lines = ["mov.b32 m, 0;"]
-        for packet in packets:
-            a, b, c, d = names(*packet)
-            lines += [f"max.u32 t, {a}, {b};", f"max.u32 u, {c}, {d};", "max.u32 t, t, u;"]
-            lines += [f"setp.eq.u32 q{number[packet]}, t, 0xffffffff;", "max.u32 m, m, t;"]
-        return [*lines, "setp.eq.u32 p, m, 0xffffffff;"]
+        return [*_absent({number[packet]: names(*packet) for packet in packets}), "setp.eq.u32 p, m, 0xffffffff;"]
 
     text = ["{", f".reg .pred p, q<{len(number)}>; .reg .b32 t, u, m, n, a; .reg .b64 w, z;"]
     text += [f"mov.b32 ${i}, 0;" for i in range(10 * words)]
@@ -182,11 +169,8 @@ def _counter_text() -> tuple[str, str]:
     return "\n".join(text), "=&r,l,r,l,l,r"
 
 
-_POLL = {words: _poll_text(words, True) for words in (4, 8, 16, 32)}
-_LOAD = {words: _poll_text(words, False) for words in (4, 8, 16, 32)}
-_POLL4, _POLL8, _POLL16, _POLL32 = (gl.constexpr(_POLL[words][0]) for words in (4, 8, 16, 32))
-_LOAD4, _LOAD8, _LOAD16, _LOAD32 = (gl.constexpr(_LOAD[words][0]) for words in (4, 8, 16, 32))
-_WITH4, _WITH8, _WITH16, _WITH32 = (gl.constexpr(_POLL[words][1]) for words in (4, 8, 16, 32))
+# By words a thread, and whether absent words are polled for.
+_POLLS = gl.constexpr({(words, waits): _poll_text(words, waits) for words in (4, 8, 16, 32) for waits in (False, True)})
 # By words a thread, bytes from split to split (head_dim 32, 64 and 128), and whether absent words are polled for.
 _SPLITS = gl.constexpr(
     {
@@ -200,6 +184,16 @@ _TEN = gl.constexpr((gl.int32,) * 10)
 _SPIN, _SPIN_WITH = (gl.constexpr(text) for text in _counter_text())
 
 
+@gluon.constexpr_function
+def poll_text(words, waits):
+    return _POLLS.value[words, waits]
+
+
+@gluon.constexpr_function
+def splits_text(words, stride, waits):
+    return _SPLITS.value[words, stride, waits]
+
+
 @gluon.jit
 def poll_words(pointers, watch, block, step, WORDS: gl.constexpr):
     """Poll int32 words at `pointers` until all have come, WORDS a thread; four neighbours are a 16-byte aligned packet.
@@ -209,27 +203,10 @@ def poll_words(pointers, watch, block, step, WORDS: gl.constexpr):
     flag = pointers * 0 + watch.to(gl.int64)
     record = flag + 64 + block * 32
     waiter = flag.to(gl.int32) * 0 + step
-    if WORDS == 32:
-        return gl.inline_asm_elementwise(
-            _POLL32, _WITH32, [pointers, flag, record, waiter], dtype=gl.int32, is_pure=False, pack=32
-        )
-    elif WORDS == 16:
-        return gl.inline_asm_elementwise(
-            _POLL16, _WITH16, [pointers, flag, record, waiter], dtype=gl.int32, is_pure=False, pack=16
-        )
-    elif WORDS == 8:
-        return gl.inline_asm_elementwise(
-            _POLL8, _WITH8, [pointers, flag, record, waiter], dtype=gl.int32, is_pure=False, pack=8
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            _POLL4, _WITH4, [pointers, flag, record, waiter], dtype=gl.int32, is_pure=False, pack=4
-        )
-
-
-@gluon.constexpr_function
-def splits_text(words, stride, waits):
-    return _SPLITS.value[words, stride, waits]
+    TEXT: gl.constexpr = poll_text(WORDS, True)
+    return gl.inline_asm_elementwise(
+        TEXT[0], TEXT[1], [pointers, flag, record, waiter], dtype=gl.int32, is_pure=False, pack=WORDS
+    )
 
 
 @gluon.jit
@@ -254,22 +231,10 @@ def load_words(pointers, WORDS: gl.constexpr):
     """Load words as poll_words does, without waiting."""
     flag = pointers * 0
     waiter = flag.to(gl.int32)
-    if WORDS == 32:
-        return gl.inline_asm_elementwise(
-            _LOAD32, _WITH32, [pointers, flag, flag, waiter], dtype=gl.int32, is_pure=False, pack=32
-        )
-    elif WORDS == 16:
-        return gl.inline_asm_elementwise(
-            _LOAD16, _WITH16, [pointers, flag, flag, waiter], dtype=gl.int32, is_pure=False, pack=16
-        )
-    elif WORDS == 8:
-        return gl.inline_asm_elementwise(
-            _LOAD8, _WITH8, [pointers, flag, flag, waiter], dtype=gl.int32, is_pure=False, pack=8
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            _LOAD4, _WITH4, [pointers, flag, flag, waiter], dtype=gl.int32, is_pure=False, pack=4
-        )
+    TEXT: gl.constexpr = poll_text(WORDS, False)
+    return gl.inline_asm_elementwise(
+        TEXT[0], TEXT[1], [pointers, flag, flag, waiter], dtype=gl.int32, is_pure=False, pack=WORDS
+    )
 
 
 @gluon.jit

@@ -1,15 +1,16 @@
-"""The words that the host and kernels share, by the names that kernels use; none is typed here.
+"""The words that the host and kernels share, by the names that the host has for them; none is typed here.
 
 A kernel may use a module's constants if they are constexprs that the module holds by name. Triton then takes them for
-part of the kernel's source, and compiles it anew when one changes. WORD_<FIELD>: a step record's field (plan/steps.py:
-WORD_FIRST_BLOCK is `first_block`). PLACE_<FIELD>: a field of LaunchPlaces. KIND_<NAME>, FLAG_<NAME>: what stands in a
-record's `kind` and `flags`.
+part of the kernel's source, and compiles it anew when one changes. So WORD.FIRST_BLOCK is the word of a step record's
+`first_block` (plan/steps.py), PLACE.KEYS that of LaunchPlaces' `keys`; KIND and FLAG have what stands in `kind` and
+`flags`.
 """
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -20,16 +21,21 @@ from onewave.wave.plan.steps import Flag, Kind, Place, Word
 RECORD_SIZE = gl.constexpr(STEP_WORDS)
 LIST_SIZE = gl.constexpr(LIST_WORDS)
 
-if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> gl.constexpr: ...
+class Numbers(gl.constexpr):
+    """A constexpr of several numbers, which are its attributes to kernels and to Triton's search for dependencies."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        numbers = {name: number for name, number in named.items() if name.isupper()}
+        super().__init__(namedtuple("Numbers", numbers)(**numbers))
+
+    def __getattr__(self, name: str) -> int:
+        if not name.isupper():  # copy and pickle ask for much
+            raise AttributeError(name)
+        return getattr(self.value, name)
 
 
-_NUMBERS: dict[str, Mapping[str, Any]] = {
-    "WORD": Word.offsets, "PLACE": Place.offsets, "KIND": vars(Kind), "FLAG": vars(Flag)
-}  # fmt: skip
-for _prefix, _named in _NUMBERS.items():
-    globals().update({f"{_prefix}_{name}": gl.constexpr(n) for name, n in _named.items() if name.isupper()})
+WORD, PLACE, KIND, FLAG = Numbers(Word.offsets), Numbers(Place.offsets), Numbers(vars(Kind)), Numbers(vars(Flag))
 
 
 @gluon.constexpr_function

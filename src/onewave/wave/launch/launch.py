@@ -131,7 +131,7 @@ class Wave:
         torch.cuda.current_stream(device).synchronize()
 
     def _kernel_constants(self, activation: str | None) -> dict[str, Any]:
-        merges = self.program.merged_words > 0
+        merges = self.program.merge_words > 0
         return {
             **self.program.constants,
             "ACT": ACTIVATIONS[activation],

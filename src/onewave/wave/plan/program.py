@@ -82,12 +82,12 @@ class WaveProgram:
             "IMAGES": self.shape.images,
             "HELD": self.shape.held,
             "SPLITS": 1 << (self.max_slices - 1).bit_length(),
-            "FEW": self.merged_words,
+            "MERGE_WORDS": self.merge_words,
             "GATED": int(((self.steps[:, Word.FLAGS] & gated) == gated).any()),
         }
 
     @property
-    def merged_words(self) -> int:
+    def merge_words(self) -> int:
         """Words a thread, of 256, of activations that are merged while they are loaded: 4 or 8 at a time; 0 where no
         product merges."""
         merging = (self.steps[:, Word.SPLITS] > 0) & (self.steps[:, Word.KIND] < Kind.ATTEND)

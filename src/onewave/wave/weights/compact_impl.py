@@ -20,7 +20,7 @@ PART       pairs of a row that its program loads at a time
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import torch
 import triton
@@ -39,34 +39,16 @@ _NO_KEY = tl.constexpr(0x7FFFFFFF)
 _RAISED = tl.constexpr(2.0**64)
 
 
-class _Matrices(NamedTuple):
+class _Matrices(namedtuple("_Matrices", "first second gain height cols stride")):
     """One or two matrices [height, cols] with alternating rows, stride apart, and the gain of their columns."""
 
-    first: Any
-    second: Any
-    gain: Any
-    height: Any
-    cols: Any
-    stride: Any
 
-
-class _Constants(NamedTuple):
+class _Constants(namedtuple("_Constants", "R COUNT IMAGES GAIN PAIRED")):
     """The constexprs of packing; the table at the top has their meaning."""
 
-    R: Any
-    COUNT: Any
-    IMAGES: Any
-    GAIN: Any
-    PAIRED: Any
 
-
-class _Rows(NamedTuple):
+class _Rows(namedtuple("_Rows", "out height cols first_row")):
     """Rows to read back: out [COUNT, height, cols], each matrix's rows from first_row on."""
-
-    out: Any
-    height: Any
-    cols: Any
-    first_row: Any
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """Split-KV decode attention on Hopper (sm_90), in Gluon: one warp streams keys and values, four others work on them.
 
-Work, splits, partial results and every rounding are those of split_kv_impl: a row gets the same bits from either
+Work, splits, partial results and every rounding are those of triton/split_kv.py: a row gets the same bits from either
 kernel, so either may be chosen. What differs is how the bytes come.
 
 Both partitions begin before the launch before has ended, wait for that by themselves, and find out by themselves which
@@ -11,15 +11,22 @@ program's first tile comes into L2 (bring_nearer).
 loader (1 warp)    goes over the program's list of rows and their tiles of BLOCK_N keys by itself, and has TMA bring
                    each into one of STAGES places of shared memory as soon as it is free, at most FLIGHT tiles under
                    way. A new row, or the end of one, is nothing to it: the memory is never without a request. The first
-                   FLIGHT tiles are guessed where that is possible (stream_load_impl).
+                   FLIGHT tiles are guessed where that is possible (load.py).
 consume (4 warps)  for each tile: S^T = K q^T (m16n8k16, keys as the tall side) straight from the ring, the running
-                   maximum, P, and O^T = V^T P^T; at a split's and a row's end what split_kv_impl does there.
+                   maximum, P, and O^T = V^T P^T; at a split's and a row's end what split_kv.py does there.
 
 K and V of a tile have a barrier each ("full"), so that scores do not wait for values; both are let go at once
 ("empty"), as soon as the values are in registers. Keys that no query sees come along with their tile, whatever they
 hold: their scores are masked, and their values replaced by zeros in the tiles where there are any.
 
 Roofline: the bytes of keys and values, each read once.
+
+constexpr    meaning [unit] (allowed values); the others: split_kv.py
+STAGES       tiles of keys and values in shared memory (3, 4)
+FLIGHT       tiles under way, at most (up to STAGES)
+PAGE         keys of a page smaller than BLOCK_N (a divisor of it from 8 on; 0: none)
+LOADER       registers of a loading thread (a multiple of 8)
+GUESSES      whether the first tiles are asked for before the lengths are known (PAGING 0 and not FUSED)
 """
 # (What is decided by a constant must stay a statement of its own.)
 
@@ -39,14 +46,13 @@ from onewave.ops.decode_attention.hopper.parts import (
     Call,
     bring_nearer,
     early_part,
-    length_of,
     own_share,
     part_here,
     part_of_only_row,
 )
 from onewave.ops.decode_attention.triton.merge import finish, fold, store_output, store_stats
 from onewave.ops.decode_attention.triton.projection import projected_row, row_loads
-from onewave.ops.decode_attention.triton.shares import listed_keys
+from onewave.ops.decode_attention.triton.shares import listed_keys, row_lengths
 
 _LOG2E = gl.constexpr(1.4426950408889634)
 _NEGATIVE_INFINITY = gl.constexpr(float("-inf"))
@@ -105,8 +111,8 @@ def consume(c):
     cuda.gdc_wait()
     if c.ROWS == 1:
         first_row, last_row, row_at = early_row, early_row, 0
-        loads = loads_of(c, early_row.to(gl.int64), head, query, kv_head, dim, inside, in_head)
-        length = length_of(c, early_row, True)
+        loads = row_loads(early_row.to(gl.int64), head, query, kv_head, dim, inside, in_head, c.head_dim, c)
+        length = row_lengths(early_row, True, c)
         part = early
         if length != early_length:
             part = part_of_only_row(c, length)
@@ -117,10 +123,10 @@ def consume(c):
     for row in tl.range(first_row, last_row + 1, disable_licm=True):
         row64 = row.to(gl.int64)
         if c.ROWS > 1:
-            length = length_of(c, row64, row >= 0)
-            loads = loads_of(c, row64, head, query, kv_head, dim, inside, in_head)
+            length = row_lengths(row64, row >= 0, c)
+            loads = row_loads(row64, head, query, kv_head, dim, inside, in_head, c.head_dim, c)
             part = part_here(c, row_at, length, share_begin, share_end)
-            row_at += listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
+            row_at += listed_keys(length, c)
         first_key, size, first_split, last_split, split, last_here, begin, end = part
         some = split <= last_here
         partial = (split != first_split) | (last_here != last_split)
@@ -131,7 +137,7 @@ def consume(c):
         next_begin = (split + 1) * size
         q = loads
         if c.FUSED:
-            q, k_new, v_new = projected_row(loads, DTYPE, c.HAS_BIAS, c.HAS_QKV_SCALE)
+            q, k_new, v_new = projected_row(loads, DTYPE, c)
             has_new = some & (last_here == last_split)
             v_new = gl.where(has_new, v_new, 0.0)
             if has_new:
@@ -193,10 +199,10 @@ def consume(c):
             place, phase = next_place(place, phase, c.STAGES)
             if (start + BLOCK_N >= next_begin) & (split < last_here):
                 if partial:
-                    store_output(c.part, partials + split, acc, slots, dims, BLOCK_H, BLOCK_D)
+                    store_output(partials + split, acc, slots, dims, c)
                 total = sum_over_warps(c, sums, OF_WARPS, OF_ROW)
                 if partial:
-                    store_stats(c.stats, partials + split, top, total, slots, BLOCK_H)
+                    store_stats(partials + split, top, total, slots, c)
                 else:
                     whole_top, whole_total, whole_acc = fold(whole_top, whole_total, whole_acc, top, total, acc)
                 top, acc = nothing, nowhere
@@ -215,7 +221,7 @@ def consume(c):
             top = highest
         # Outputs are on their way to memory while the warps' sums are added up.
         if some & partial:
-            store_output(c.part, partials + split, acc, slots, dims, BLOCK_H, BLOCK_D)
+            store_output(partials + split, acc, slots, dims, c)
         total = sum_over_warps(c, sums, OF_WARPS, OF_ROW)
         if c.FUSED:
             total = gl.fma(total, keep, weight)
@@ -225,13 +231,11 @@ def consume(c):
                 finish(
                     gl.convert_layout(gl.permute(acc, (1, 0)), ROWS_OF),
                     gl.convert_layout(top, gl.SliceLayout(1, ROWS_OF)),
-                    gl.convert_layout(total, gl.SliceLayout(1, ROWS_OF)), row64, head, query, dim, inside, c.out, c.lse,
-                    c.sinks, c.shift, c.smooth, c.stride_out_row, c.stride_out_head, c.stride_out_query, c.num_heads,
-                    c.num_queries, c.head_dim, c.out_scale, c.max_bound, c.min_bound, c.HAS_SINKS, c.HAS_LSE,
-                    c.HAS_SHIFT, c.HAS_SMOOTH, c.QUANTISED, c.HALF_AWAY,
+                    gl.convert_layout(total, gl.SliceLayout(1, ROWS_OF)), row64, head, query, dim, inside,
+                    c.head_dim, c,
                 )  # fmt: skip
             else:
-                store_stats(c.stats, partials + split, top, total, slots, BLOCK_H)
+                store_stats(partials + split, top, total, slots, c)
                 count = last_split - first_split + 1
                 arrived_ptr = c.counters + row64 * kv_heads + kv_head
                 gl.thread_barrier()  # one thread counts for all
@@ -247,21 +251,8 @@ def consume(c):
                         gl.convert_layout(gl.permute(all_acc, (1, 0)), TURNED),
                         gl.convert_layout(all_top, gl.SliceLayout(1, TURNED)),
                         gl.convert_layout(all_total, gl.SliceLayout(1, TURNED)), row64,
-                        kv_head * c.GROUP + kept % c.GROUP, kept // c.GROUP, kept_dim, kept_in, c.out, c.lse, c.sinks,
-                        c.shift, c.smooth, c.stride_out_row, c.stride_out_head, c.stride_out_query, c.num_heads,
-                        c.num_queries, c.head_dim, c.out_scale, c.max_bound, c.min_bound, c.HAS_SINKS, c.HAS_LSE,
-                        c.HAS_SHIFT, c.HAS_SMOOTH, c.QUANTISED, c.HALF_AWAY,
+                        kv_head * c.GROUP + kept % c.GROUP, kept // c.GROUP, kept_dim, kept_in, c.head_dim, c,
                     )  # fmt: skip
-
-
-@gluon.jit
-def loads_of(c, row64, head, query, kv_head, dim, inside, in_head):
-    """row_loads of a row."""
-    return row_loads(
-        c.q, c.qkv, c.bias, c.qkv_scale, c.rotary, row64, head, query, kv_head, dim, inside, in_head, c.num_heads,
-        c.num_kv_heads, c.head_dim, c.half, c.stride_q_row, c.stride_q_head, c.stride_q_query, c.FUSED, c.HAS_BIAS,
-        c.HAS_QKV_SCALE, c.INTERLEAVED, c.IN_EIGHTS,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -317,10 +308,9 @@ def stream_kernel(
     HAS_SHIFT: gl.constexpr, HAS_SMOOTH: gl.constexpr, QUANTISED: gl.constexpr, HALF_AWAY: gl.constexpr,
     ROWS: gl.constexpr, UNROLL: gl.constexpr, WIDE: gl.constexpr, LOADER: gl.constexpr,
 ):  # fmt: skip
-    """One program: see the top of this file. Arguments and constants: as split_kv_kernel's of the same names.
+    """One program: see the top of this file. Arguments: as split_kv_kernel's of the same names.
 
-    k_tiles, v_tiles: descriptors [blocks, kv_heads, block_size, head_dim] of boxes [1, 1, BLOCK_N, BLOCK_D]; STAGES,
-    FLIGHT: see the top; LOADER: registers of a loading thread.
+    k_tiles, v_tiles: descriptors [blocks, kv_heads, block_size, head_dim] of boxes [1, 1, BLOCK_N, BLOCK_D].
     """
     RING: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     k_ring = gl.allocate_shared_memory(k_tiles.dtype, [STAGES, BLOCK_N, BLOCK_D], RING)

@@ -1,4 +1,4 @@
-"""The warp of stream_impl that loads: over the program's list of rows and tiles, by TMA, into a ring.
+"""The warp that loads: over the program's list of rows and tiles, by TMA, into a ring.
 
 Keys lie one after another, in blocks that a table names and that hold whole tiles, or in smaller pages: then a tile is
 put together from pieces of a page by 64 columns, each to where the whole tile has it. Which pages those are is asked
@@ -19,12 +19,11 @@ from triton.language.extra import cuda
 
 from onewave.ops.decode_attention.hopper.parts import (
     early_part,
-    length_of,
     own_share,
     part_here,
     part_of_only_row,
 )
-from onewave.ops.decode_attention.triton.shares import listed_keys
+from onewave.ops.decode_attention.triton.shares import listed_keys, row_lengths
 
 # Columns in which swizzled shared memory repeats.
 _ACROSS = gl.constexpr(64)
@@ -138,7 +137,7 @@ def load_tiles(c):
     if c.ROWS == 1:
         first_row, last_row, row_at = early_row, early_row, 0
         first_key, begin, end = early.first_key, early_begin, early_end
-        length = length_of(c, first_row, True)
+        length = row_lengths(first_row, True, c)
         right = length == early_length
         if not right:
             part = part_of_only_row(c, length)
@@ -152,10 +151,10 @@ def load_tiles(c):
     issued = 0
     for row in tl.range(first_row, last_row + 1, disable_licm=True):
         if c.ROWS > 1:
-            length = length_of(c, row.to(gl.int64), row >= 0)
+            length = row_lengths(row.to(gl.int64), row >= 0, c)
             part = part_here(c, row_at, length, share_begin, share_end)
             first_key, begin, end = part.first_key, part.begin, part.end
-            row_at += listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
+            row_at += listed_keys(length, c)
         block = row
         if c.PAGING == 1:
             block = gl.load(c.table + row.to(gl.int64) * c.stride_table).to(gl.int32)

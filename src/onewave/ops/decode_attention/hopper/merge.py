@@ -1,4 +1,4 @@
-"""The merge of a row's partial results in stream_impl: merge_impl's `merged`, its folds worked out side by side.
+"""The merge of a row's partial results: triton/merge.py's `merged`, its folds worked out side by side.
 
 What a partial result weighs, and what is kept of those before it, follows from their maxima alone: a lane each, instead
 of every thread all of them one after another. Maxima have no order to keep, and the folds then are the same: the bits
@@ -49,7 +49,7 @@ def folded(c, total, acc, outputs, left, OF_SLOT: gl.constexpr, ALL: gl.constexp
 @gluon.jit
 def merged_by_lanes(c, first_at, count):
     """(maxima [BLOCK_H], sums [BLOCK_H], outputs [BLOCK_D, BLOCK_H]) of `count` partial results from number first_at
-    on, folded in order, UNROLL of them loaded at a time: see merge_impl.merged."""
+    on, folded in order, UNROLL of them loaded at a time: see triton/merge.py."""
     UNROLL: gl.constexpr = c.UNROLL
     BLOCK_H: gl.constexpr = c.BLOCK_H
     BLOCK_D: gl.constexpr = c.BLOCK_D

@@ -1,8 +1,8 @@
-"""All that the partitions of stream_impl share of a call."""
+"""What the partitions of the kernel share of a call."""
 
 # No deferred annotations: an aggregate reads the types of its fields.
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -19,7 +19,16 @@ from onewave.ops.decode_attention.triton.shares import (
 from onewave.wave.kernel.spin import prefetch_bytes
 
 
-class Call(NamedTuple):
+class Call(namedtuple("Call", (
+    "k_tiles v_tiles k_ring v_ring k_full v_full empty sure tops totals folds weights num_rows lengths finished table "
+    "sinks mask q k v qkv bias qkv_scale rotary shift smooth out lse part stats counters num_queries num_heads "
+    "num_kv_heads head_dim capacity block_size max_splits window target half scale_log2 softcap out_scale max_bound "
+    "min_bound stride_q_row stride_q_head stride_q_query stride_out_row stride_out_head stride_out_query "
+    "stride_k_block stride_k_head stride_k_key stride_v_block stride_v_head stride_v_key stride_mask_row "
+    "stride_mask_head stride_table GROUP SPLIT LOG_SMALLEST DOUBLINGS BLOCK_M BLOCK_N BLOCK_D BLOCK_H STAGES FLIGHT "
+    "PAGING PAGE ONE_QUERY HAS_SOFTCAP HAS_SINKS HAS_MASK HAS_LSE FUSED HAS_FINISHED HAS_BIAS HAS_QKV_SCALE "
+    "INTERLEAVED IN_EIGHTS HAS_SHIFT HAS_SMOOTH QUANTISED HALF_AWAY ROWS UNROLL WIDE GUESSES"
+))):  # fmt: skip
     """Arguments by the kernel's names for them, its shared memory, and its constants.
 
     k_tiles, v_tiles: descriptors of boxes of BLOCK_N keys. k_ring, v_ring: [STAGES, BLOCK_N, BLOCK_D]. k_full, v_full,
@@ -29,113 +38,10 @@ class Call(NamedTuple):
     [BLOCK_N, BLOCK_M], a tile's.
     """
 
-    k_tiles: Any
-    v_tiles: Any
-    k_ring: Any
-    v_ring: Any
-    k_full: Any
-    v_full: Any
-    empty: Any
-    sure: Any
-    tops: Any
-    totals: Any
-    folds: Any
-    weights: Any
-    num_rows: Any
-    lengths: Any
-    finished: Any
-    table: Any
-    sinks: Any
-    mask: Any
-    q: Any
-    k: Any
-    v: Any
-    qkv: Any
-    bias: Any
-    qkv_scale: Any
-    rotary: Any
-    shift: Any
-    smooth: Any
-    out: Any
-    lse: Any
-    part: Any
-    stats: Any
-    counters: Any
-    num_queries: Any
-    num_heads: Any
-    num_kv_heads: Any
-    head_dim: Any
-    capacity: Any
-    block_size: Any
-    max_splits: Any
-    window: Any
-    target: Any
-    half: Any
-    scale_log2: Any
-    softcap: Any
-    out_scale: Any
-    max_bound: Any
-    min_bound: Any
-    stride_q_row: Any
-    stride_q_head: Any
-    stride_q_query: Any
-    stride_out_row: Any
-    stride_out_head: Any
-    stride_out_query: Any
-    stride_k_block: Any
-    stride_k_head: Any
-    stride_k_key: Any
-    stride_v_block: Any
-    stride_v_head: Any
-    stride_v_key: Any
-    stride_mask_row: Any
-    stride_mask_head: Any
-    stride_table: Any
-    GROUP: Any
-    SPLIT: Any
-    LOG_SMALLEST: Any
-    DOUBLINGS: Any
-    BLOCK_M: Any
-    BLOCK_N: Any
-    BLOCK_D: Any
-    BLOCK_H: Any
-    STAGES: Any
-    FLIGHT: Any
-    PAGING: Any
-    PAGE: Any
-    ONE_QUERY: Any
-    HAS_SOFTCAP: Any
-    HAS_SINKS: Any
-    HAS_MASK: Any
-    HAS_LSE: Any
-    FUSED: Any
-    HAS_FINISHED: Any
-    HAS_BIAS: Any
-    HAS_QKV_SCALE: Any
-    INTERLEAVED: Any
-    IN_EIGHTS: Any
-    HAS_SHIFT: Any
-    HAS_SMOOTH: Any
-    QUANTISED: Any
-    HALF_AWAY: Any
-    ROWS: Any
-    UNROLL: Any
-    WIDE: Any
-    GUESSES: Any
 
-
-class Part(NamedTuple):
-    """What a program has of a row, as shares_impl.part_of_row says: keys from `begin` on, but none from `end` on, which
+class Part(namedtuple("Part", "first_key size first_split last_split split last_here begin end")):
+    """What a program has of a row, as shares.part_of_row says: keys from `begin` on, but none from `end` on, which
     is `begin` if it has none in the cache."""
-
-    first_key: Any
-    size: Any
-    first_split: Any
-    last_split: Any
-    split: Any
-    last_here: Any
-    begin: Any
-    end: Any
 
 
 @gluon.jit
@@ -146,23 +52,12 @@ def own_share(c, EARLY: gl.constexpr = False):
     Each partition finds out by itself: handing it over would take longer. EARLY: whether lengths may be those of
     before the wait, which then stay out of L1.
     """
-    extra: gl.constexpr = 1 if c.FUSED else 0
     # Every warp has all rows: no sum over them crosses warps.
     LIST: gl.constexpr = gl.BlockedLayout([max(1, c.ROWS // 32)], [32], [gl.num_warps()], [0])
     rows = gl.arange(0, c.ROWS, layout=LIST)
-    starts, ends = row_starts(
-        c.lengths, c.finished, c.num_rows, extra, c.capacity, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST,
-        c.DOUBLINGS, c.target, rows, c.WIDE, c.HAS_FINISHED, EARLY,
-    )  # fmt: skip
+    starts, ends = row_starts(rows, c, EARLY)
     first_row, last_row, share_begin, share_end = rows_of_share(gl.program_id(0), gl.num_programs(0), starts, ends)
     return first_row, last_row, start_of_row(first_row, rows, starts), share_begin, share_end
-
-
-@gluon.jit
-def length_of(c, row, known, EARLY: gl.constexpr = False):
-    """A row's keys, as row_lengths has them."""
-    extra: gl.constexpr = 1 if c.FUSED else 0
-    return row_lengths(c.lengths, c.finished, row, known, extra, c.capacity, c.HAS_FINISHED, EARLY)
 
 
 @gluon.jit
@@ -170,8 +65,7 @@ def part_here(c, row_at, length, share_begin, share_end):
     """The program's Part of a row of `length` keys, from row_at on in the list."""
     extra: gl.constexpr = 1 if c.FUSED else 0
     first_key, size, first_split, last_split, split, last_here, begin = part_of_row(
-        row_at, length, share_begin, share_end, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS,
-        c.target, c.BLOCK_N, False,
+        row_at, length, share_begin, share_end, c, False
     )  # fmt: skip
     end = gl.where(split <= last_here, gl.minimum((last_here + 1) * size, length - extra), begin)
     return Part(first_key, size, first_split, last_split, split, last_here, begin, end)
@@ -180,7 +74,7 @@ def part_here(c, row_at, length, share_begin, share_end):
 @gluon.jit
 def part_of_only_row(c, length):
     """The program's Part of a call's only row, of which everything follows from its length."""
-    keys = listed_keys(length, c.window, c.num_queries, c.SPLIT, c.LOG_SMALLEST, c.DOUBLINGS, c.target)
+    keys = listed_keys(length, c)
     share_begin, share_end = part_of_list(gl.program_id(0), gl.num_programs(0), keys)
     return part_here(c, 0, length, share_begin, share_end)
 
@@ -191,11 +85,11 @@ def early_part(c):
     before. Nothing to read if the row's last split began before, or if there is no row."""
     if c.ROWS == 1:
         row = gl.to_tensor(0)
-        length = length_of(c, row, True, True)
+        length = row_lengths(row, True, c, True)
         return row, length, part_of_only_row(c, length)
     else:
         row, last_row, row_at, share_begin, share_end = own_share(c, EARLY=True)
-        length = length_of(c, row, row <= last_row, True)
+        length = row_lengths(row, row <= last_row, c, True)
         return row, length, part_here(c, row_at, length, share_begin, share_end)
 
 

@@ -105,11 +105,11 @@ def run(call: DecodeCall, choice: DecodeChoice) -> tuple[Tensor, Tensor | None]:
     }  # fmt: skip
     grid, axis = grid_of(choice.num_shares, num_kv_heads * plan.tiles)
     launch_kernel(split_kv_kernel, grid,
-        **{f"{name}_ptr": tensor for name, tensor in tensors.items()}, **constants,
+        **tensors, **constants,
         **numbers | {"head_dim": head_dim // unit},
         **{f"stride_{name}": stride // unit for name, stride in strides.items()},
-        k_ptr=k_cache, v_ptr=v_cache, k_scale_ptr=seq_lens if k_scale is None else k_scale,
-        v_scale_ptr=seq_lens if v_scale is None else v_scale, UNIT=unit, AXIS=axis,
+        k=k_cache, v=v_cache, k_scale=seq_lens if k_scale is None else k_scale,
+        v_scale=seq_lens if v_scale is None else v_scale, UNIT=unit, AXIS=axis,
         NUM_STAGES=plan.num_stages, CHUNK=k_cache.shape[-1], PAGING=_paging(plan, block_table, block_size),
         KV_SCALES=k_scale is not None, NARROW=narrow(k_cache, v_cache), TRIGGER=plan.trigger,
         AHEAD=plan.ahead if at_once else 0, AT_ONCE=at_once,

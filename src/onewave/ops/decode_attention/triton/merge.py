@@ -25,78 +25,49 @@ def _quantised(x, MAX_BOUND, MIN_BOUND, HALF_AWAY: tl.constexpr):
 
 
 @triton.jit
-def finish(
-    acc,
-    top,
-    total,
-    row,
-    head,
-    query,
-    dim,
-    inside,
-    out_ptr,
-    lse_ptr,
-    sinks_ptr,
-    shift_ptr,
-    smooth_ptr,
-    stride_out_row,
-    stride_out_head,
-    stride_out_query,
-    num_heads,
-    num_queries,
-    head_dim,
-    out_scale,
-    max_bound,
-    min_bound,
-    HAS_SINKS: tl.constexpr,
-    HAS_LSE: tl.constexpr,
-    HAS_SHIFT: tl.constexpr,
-    HAS_SMOOTH: tl.constexpr,
-    QUANTISED: tl.constexpr,
-    HALF_AWAY: tl.constexpr,
-):
-    """Normalise and write the rows of one tile; head, query: [rows of the tile], inside: [rows, dims]."""
+def finish(acc, top, total, row, head, query, dim, inside, head_dim, c):
+    """Normalise and write the rows of one tile; head, query: [rows of the tile], inside: [rows, dims]; c: a Call."""
     row64 = row.to(tl.int64)
     real = tl.max(inside.to(tl.int32), axis=1) > 0
     seen = total != 0  # nor is NaN, of a key that holds one, a row without keys
-    if HAS_SINKS:
-        sink = tl.load(sinks_ptr + head, mask=real, other=0.0).to(tl.float32) * _LOG2E
+    if c.HAS_SINKS:
+        sink = tl.load(c.sinks + head, mask=real, other=0.0).to(tl.float32) * _LOG2E
         highest = tl.maximum(top, sink)
         # A row that sees no key stays empty whatever its sink.
         keep = tl.where(seen, tl.exp2(top - highest), 0.0)
         total = total * keep + tl.exp2(sink - highest)
         acc = acc * keep[:, None]
         top = highest
-    if HAS_LSE:
+    if c.HAS_LSE:
         lse = tl.where(seen, (top + tl.log2(total)) * _LN2, _NEGATIVE_INFINITY)
-        tl.store(lse_ptr + (row64 * num_heads + head) * num_queries + query, lse, mask=real)
+        tl.store(c.lse + (row64 * c.num_heads + head) * c.num_queries + query, lse, mask=real)
     value = acc * tl.where(seen, 1.0 / total, 0.0)[:, None]
     channel = head[:, None] * head_dim + dim[None, :]
-    if HAS_SHIFT:
-        value += tl.load(shift_ptr + channel, mask=inside, other=0.0).to(tl.float32)
-    if HAS_SMOOTH:
-        value *= tl.load(smooth_ptr + channel, mask=inside, other=0.0).to(tl.float32)
-    first = head.to(tl.int64) * stride_out_head + query.to(tl.int64) * stride_out_query
-    at = out_ptr + row64 * stride_out_row + first[:, None] + dim[None, :]
-    if QUANTISED:
-        tl.store(at, _quantised(max_bound * out_scale * value, max_bound, min_bound, HALF_AWAY), mask=inside)
+    if c.HAS_SHIFT:
+        value += tl.load(c.shift + channel, mask=inside, other=0.0).to(tl.float32)
+    if c.HAS_SMOOTH:
+        value *= tl.load(c.smooth + channel, mask=inside, other=0.0).to(tl.float32)
+    first = head.to(tl.int64) * c.stride_out_head + query.to(tl.int64) * c.stride_out_query
+    at = c.out + row64 * c.stride_out_row + first[:, None] + dim[None, :]
+    if c.QUANTISED:
+        tl.store(at, _quantised(c.max_bound * c.out_scale * value, c.max_bound, c.min_bound, c.HALF_AWAY), mask=inside)
     else:
-        tl.store(at, value.to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(at, value.to(c.out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def store_output(part_ptr, at, acc, slot, dim, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr):
+def store_output(at, acc, slot, dim, c):
     """Keep a split's output [dims, rows of the tile] as partial number `at`. slot: [rows of it]."""
-    part_at = at * (BLOCK_H * BLOCK_D) + slot[None, :] * BLOCK_D + dim[:, None]
-    tl.store(part_ptr + part_at, acc, mask=(slot < BLOCK_H)[None, :] & (dim >= 0)[:, None])
+    part_at = at * (c.BLOCK_H * c.BLOCK_D) + slot[None, :] * c.BLOCK_D + dim[:, None]
+    tl.store(c.part + part_at, acc, mask=(slot < c.BLOCK_H)[None, :] & (dim >= 0)[:, None])
 
 
 @triton.jit
-def store_stats(stats_ptr, at, top, total, slot, BLOCK_H: tl.constexpr):
+def store_stats(at, top, total, slot, c):
     """Keep a split's maxima and sums as partial number `at`. slot: [rows of the tile]."""
-    stats = stats_ptr + at * (2 * BLOCK_H) + slot
-    tl.store(stats, top, mask=slot < BLOCK_H)
-    tl.store(stats + BLOCK_H, total, mask=slot < BLOCK_H)
+    stats = c.stats + at * (2 * c.BLOCK_H) + slot
+    tl.store(stats, top, mask=slot < c.BLOCK_H)
+    tl.store(stats + c.BLOCK_H, total, mask=slot < c.BLOCK_H)
 
 
 @triton.jit
@@ -115,9 +86,7 @@ def fold(top, total, acc, top_2, total_2, acc_2):
 
 
 @triton.jit
-def merged(
-    part_ptr, stats_ptr, first_at, slot, dim, count, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, UNROLL: tl.constexpr
-):
+def merged(first_at, slot, dim, count, c):
     """(maxima, sums, outputs [dims, slots]) of query rows `slot` of a tile: their partials folded in order.
 
     UNROLL partials are loaded at a time, past L1, since other programs wrote them; what lies behind
@@ -126,19 +95,19 @@ def merged(
     """
     total = (slot * 0).to(tl.float32)
     top, acc = total + _NEGATIVE_INFINITY, total[None, :] * dim[:, None].to(tl.float32)
-    stats = stats_ptr + first_at * (2 * BLOCK_H) + slot
-    parts = part_ptr + first_at * (BLOCK_H * BLOCK_D) + slot[None, :] * BLOCK_D + dim[:, None]
-    for begin in range(0, count, UNROLL):
-        stats_here, parts_here = stats + begin * (2 * BLOCK_H), parts + begin * (BLOCK_H * BLOCK_D)
+    stats = c.stats + first_at * (2 * c.BLOCK_H) + slot
+    parts = c.part + first_at * (c.BLOCK_H * c.BLOCK_D) + slot[None, :] * c.BLOCK_D + dim[:, None]
+    for begin in range(0, count, c.UNROLL):
+        stats_here, parts_here = stats + begin * (2 * c.BLOCK_H), parts + begin * (c.BLOCK_H * c.BLOCK_D)
         loaded, left = (), count - begin
-        for ahead in tl.static_range(UNROLL):
+        for ahead in tl.static_range(c.UNROLL):
             # Constants apart, so that they end up in the loads: addresses would take longer than all of them.
             loaded += (
-                tl.load(stats_here + ahead * (2 * BLOCK_H), cache_modifier=".cg"),
-                tl.load(stats_here + (ahead * (2 * BLOCK_H) + BLOCK_H), cache_modifier=".cg"),
-                tl.load(parts_here + ahead * (BLOCK_H * BLOCK_D), cache_modifier=".cg"),
+                tl.load(stats_here + ahead * (2 * c.BLOCK_H), cache_modifier=".cg"),
+                tl.load(stats_here + (ahead * (2 * c.BLOCK_H) + c.BLOCK_H), cache_modifier=".cg"),
+                tl.load(parts_here + ahead * (c.BLOCK_H * c.BLOCK_D), cache_modifier=".cg"),
             )
-        for ahead in tl.static_range(UNROLL):
+        for ahead in tl.static_range(c.UNROLL):
             here = ahead < left
             top_2 = tl.where(here, loaded[3 * ahead], _NEGATIVE_INFINITY)
             total_2 = tl.where(here, loaded[3 * ahead + 1], 0.0)

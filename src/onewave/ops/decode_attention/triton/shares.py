@@ -1,4 +1,7 @@
-"""Which keys a program of the split-KV kernel works on, in Triton, and asking for them before they are needed."""
+"""Which keys a program of either decode kernel works on, in Triton, and asking for them before they are needed.
+
+c: the kernel's Call (split_kv.py, hopper/parts.py).
+"""
 
 from __future__ import annotations
 
@@ -8,73 +11,63 @@ from triton.language.extra import cuda
 
 
 @triton.jit
-def _over(x, size, shift, SPLIT: tl.constexpr):
+def _over(x, shift, c):
     """x // size for a size of `splits`; x >= 0. A division of unknown numbers would be a hundred cycles."""
-    return x // SPLIT if SPLIT > 0 else x >> shift
+    return x // c.SPLIT if c.SPLIT > 0 else x >> shift
 
 
 @triton.jit
-def splits(
-    length, window, num_queries, SPLIT: tl.constexpr, LOG_SMALLEST: tl.constexpr, DOUBLINGS: tl.constexpr, target
-):
+def splits(length, c):
     """(first visible key, keys a split, its logarithm, first split, number of splits) of rows with `length` keys.
 
     A row without keys has one empty split, which writes its zeros; a negative length has none at all.
     """
-    first_key = tl.maximum(length - (num_queries - 1) - window, 0)
-    shift = length * 0 + LOG_SMALLEST
-    if SPLIT == 0:
-        for _ in tl.static_range(DOUBLINGS):
-            shift = tl.where((target << shift) < length - first_key, shift + 1, shift)
-    size = length * 0 + SPLIT if SPLIT > 0 else (length * 0 + 1) << shift
-    first_split = _over(first_key, size, shift, SPLIT)
-    count = tl.maximum(_over(tl.maximum(length, 0) + size - 1, size, shift, SPLIT) - first_split, 1)
+    first_key = tl.maximum(length - (c.num_queries - 1) - c.window, 0)
+    shift = length * 0 + c.LOG_SMALLEST
+    if c.SPLIT == 0:
+        for _ in tl.static_range(c.DOUBLINGS):
+            shift = tl.where((c.target << shift) < length - first_key, shift + 1, shift)
+    size = length * 0 + c.SPLIT if c.SPLIT > 0 else (length * 0 + 1) << shift
+    first_split = _over(first_key, shift, c)
+    count = tl.maximum(_over(tl.maximum(length, 0) + size - 1, shift, c) - first_split, 1)
     return first_key, size, shift, first_split, tl.where(length < 0, 0, count)
 
 
 @triton.jit
-def row_lengths(
-    lengths_ptr, finished_ptr, row, known, extra, capacity, HAS_FINISHED: tl.constexpr, EARLY: tl.constexpr = False
-):  # fmt: skip
-    """Keys of rows, the new token's (extra) included and never more than the cache has; -1 for one that is left alone.
+def row_lengths(row, known, c, EARLY: tl.constexpr = False):
+    """Keys of rows, the new token's included and never more than the cache has; -1 for one that is left alone.
 
     known: whether there is such a row. A finished row is left alone whatever its length. EARLY: whether what is read
     may still be written to, and so must not stay in L1.
     """
     WHERE: tl.constexpr = ".cg" if EARLY else ""
-    length = tl.load(lengths_ptr + row, mask=known, other=-1, cache_modifier=WHERE).to(tl.int32)
-    if HAS_FINISHED:
-        finished = tl.load(finished_ptr + row, mask=known, other=0, cache_modifier=WHERE)
+    length = tl.load(c.lengths + row, mask=known, other=-1, cache_modifier=WHERE).to(tl.int32)
+    if c.HAS_FINISHED:
+        finished = tl.load(c.finished + row, mask=known, other=0, cache_modifier=WHERE)
         length = tl.where(finished != 0, -1, length)
     # A length beyond the cache would read what is not there.
-    return tl.where(length < 0, -1, tl.minimum(length + extra, capacity))
+    extra: tl.constexpr = 1 if c.FUSED else 0
+    return tl.where(length < 0, -1, tl.minimum(length + extra, c.capacity))
 
 
 @triton.jit
-def row_starts(
-    lengths_ptr, finished_ptr, num_rows, extra, capacity, window, num_queries, SPLIT: tl.constexpr,
-    LOG_SMALLEST: tl.constexpr, DOUBLINGS: tl.constexpr, target, row, WIDE: tl.constexpr, HAS_FINISHED: tl.constexpr,
-    EARLY: tl.constexpr = False,
-):  # fmt: skip
+def row_starts(row, c, EARLY: tl.constexpr = False):
     """(begin, end) of each row in the list of all rows' visible keys; int64 if WIDE, else int32. row: [ROWS], 0 on.
 
     A row counts from the begin of its first split and at least for one, so that a row without keys has a program.
     EARLY: as row_lengths has it.
     """
-    length = row_lengths(lengths_ptr, finished_ptr, row, row < num_rows, extra, capacity, HAS_FINISHED, EARLY)
-    keys = listed_keys(length, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target)
-    if WIDE:
+    keys = listed_keys(row_lengths(row, row < c.num_rows, c, EARLY), c)
+    if c.WIDE:
         keys = keys.to(tl.int64)
     ends = tl.cumsum(keys, axis=0)
     return ends - keys, ends
 
 
 @triton.jit
-def listed_keys(
-    length, window, num_queries, SPLIT: tl.constexpr, LOG_SMALLEST: tl.constexpr, DOUBLINGS: tl.constexpr, target
-):
+def listed_keys(length, c):
     """Places that rows of `length` keys take in the list."""
-    _, size, _, first_split, _ = splits(length, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target)
+    _, size, _, first_split, _ = splits(length, c)
     return tl.where(length < 0, 0, tl.maximum(length - first_split * size, 1))
 
 
@@ -104,28 +97,23 @@ def start_of_row(row, rows, starts):
 
 
 @triton.jit
-def part_of_row(
-    row_at, length, share_begin, share_end, window, num_queries, SPLIT: tl.constexpr, LOG_SMALLEST: tl.constexpr,
-    DOUBLINGS: tl.constexpr, target, BLOCK_N: tl.constexpr, MANY: tl.constexpr,
-):  # fmt: skip
+def part_of_row(row_at, length, share_begin, share_end, c, MANY: tl.constexpr):
     """The splits of a row of `length` keys, from row_at on in the list, that begin in a share; all of them if MANY.
 
     Returns (first visible key, keys a split, first split of the row, its last, first split here, last here, first key
     to read here).
     """
-    first_key, size, shift, first_split, count = splits(
-        length, window, num_queries, SPLIT, LOG_SMALLEST, DOUBLINGS, target
-    )
+    first_key, size, shift, first_split, count = splits(length, c)
     last_split = first_split + count - 1
     if MANY:
         split, last_here = first_split, last_split
     else:
         before, until = tl.maximum(share_begin - row_at, 0), tl.maximum(share_end - row_at, 0)
-        split = first_split + _over(before + size - 1, size, shift, SPLIT).to(tl.int32)
-        last_here = tl.minimum(first_split + _over(until + size - 1, size, shift, SPLIT).to(tl.int32) - 1, last_split)
+        split = first_split + _over(before + size - 1, shift, c).to(tl.int32)
+        last_here = tl.minimum(first_split + _over(until + size - 1, shift, c).to(tl.int32) - 1, last_split)
     begin = split * size
     # Tiles wholly before the window are skipped; the others stay where the split's begin puts them.
-    begin += tl.maximum(first_key - begin, 0) // BLOCK_N * BLOCK_N
+    begin += tl.maximum(first_key - begin, 0) // c.BLOCK_N * c.BLOCK_N
     return first_key, size, first_split, last_split, split, last_here, begin
 
 

@@ -14,8 +14,8 @@ ordered as the threads hold them; queries use the same order. Shared memory: que
 sums.
 
 The new key is no warp's, so 512 cached keys make two splits of two rounds, not of three. A short sequence is one split
-and is finished here. combine.py merges splits; with FEW > 0 they are published in 16 bits and merged by product steps
-(merge.py). Constexprs: kernel.py.
+and is finished here. combine.py merges splits; with MERGE_WORDS > 0 they are published in 16 bits, and product steps
+merge them (merge.py). Constexprs: kernel.py.
 """
 
 from __future__ import annotations
@@ -52,26 +52,7 @@ from onewave.wave.kernel.attend.streamed import from_ring, release_keys, tiles_o
 from onewave.wave.kernel.finish import bits16, to_float
 from onewave.wave.kernel.parameters import AttentionMemory, SplitTask
 from onewave.wave.kernel.records import place_pointer, record_word
-from onewave.wave.kernel.words import (
-    PLACE_K_NORM,
-    PLACE_KEYS,
-    PLACE_Q_NORM,
-    PLACE_ROTARY,
-    PLACE_VALUES,
-    WORD_APPENDS,
-    WORD_COMES,
-    WORD_HEADS,
-    WORD_K,
-    WORD_LAYER,
-    WORD_Q,
-    WORD_SEQUENCE,
-    WORD_SLICE,
-    WORD_SOURCE,
-    WORD_SOURCE_STRIDE,
-    WORD_SPLITS,
-    WORD_V,
-    WORD_WINDOW,
-)
+from onewave.wave.kernel.words import PLACE, WORD
 
 # Blocks of keys, a power of two, between the one that is multiplied and the one that is prefetched to L2.
 _AHEAD = gl.constexpr(2)
@@ -109,9 +90,9 @@ def queries_and_new(step, site, task, angles, c):
     head = gl.arange(0, ROWS, layout=gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None]
     half = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
     word = gl.arange(0, QUARTER, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]
-    first = gl.where(head == GP, record_word(record, WORD_K), record_word(record, WORD_Q) + head * (D // 2))
-    first = gl.where(head == GP + 1, record_word(record, WORD_V), first)
-    real = (head < record_word(record, WORD_HEADS)) | (task.has_new & ((head == GP) | (head == GP + 1)))
+    first = gl.where(head == GP, record_word(record, WORD.K), record_word(record, WORD.Q) + head * (D // 2))
+    first = gl.where(head == GP + 1, record_word(record, WORD.V), first)
+    real = (head < record_word(record, WORD.HEADS)) | (task.has_new & ((head == GP) | (head == GP + 1)))
     at = first + half * QUARTER + word
     pointers = gl.where(real & (at >= 0), (task.projected + at).to(gl.int64), 0)
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LQ))[:, None]
@@ -121,8 +102,8 @@ def queries_and_new(step, site, task, angles, c):
     sin0 = gl.load(angles + D // 2 + pair)
     sin1 = gl.load(angles + D // 2 + pair + 1)
     if c.QKNORM:
-        of_q = place_pointer(step.places, PLACE_Q_NORM, gl.float32) + task.layer * D + pair
-        of_k = place_pointer(step.places, PLACE_K_NORM, gl.float32) + task.layer * D + pair
+        of_q = place_pointer(step.places, PLACE.Q_NORM, gl.float32) + task.layer * D + pair
+        of_k = place_pointer(step.places, PLACE.K_NORM, gl.float32) + task.layer * D + pair
         norm = gl.where(row < GP, of_q, of_k)
         gain0 = gl.load(norm)
         gain1 = gl.load(norm + 1)
@@ -157,23 +138,23 @@ def attend(step, site, memory, ring, streamed, xs, c):
     many tiles of the ring this task has used.
     """
     record = step.record
-    b = record_word(record, WORD_SEQUENCE)
-    position, begin, end, splits = keys_of_split(record, step.sequences, c.FEW)
-    split = record_word(record, WORD_SLICE)
+    b = record_word(record, WORD.SEQUENCE)
+    position, begin, end, splits = keys_of_split(record, step.sequences, c.MERGE_WORDS)
+    split = record_word(record, WORD.SLICE)
     if (b < step.sequences.batch) & (split < splits):
-        layer = record_word(record, WORD_LAYER)
+        layer = record_word(record, WORD.LAYER)
         rows = rows_of_cache(record, step.sequences, step.places, c.PAGE)
-        projected = step.sets.current + record_word(record, WORD_SOURCE) + b * record_word(record, WORD_SOURCE_STRIDE)
+        projected = step.sets.current + record_word(record, WORD.SOURCE) + b * record_word(record, WORD.SOURCE_STRIDE)
         task = SplitTask(
             rows=rows, projected=projected, begin=begin, end=end, position=position, has_new=split == splits - 1,
             layer=layer,
         )  # fmt: skip
-        attend_keys(step, site, task, memory, ring, record_word(record, WORD_COMES) + streamed, xs, c)
+        attend_keys(step, site, task, memory, ring, record_word(record, WORD.COMES) + streamed, xs, c)
         low, high, lse = merge_warps(memory, xs, c)
         if splits == 1:
             publish_whole(step, low, high, c)
         else:
-            if c.FEW > 0:
+            if c.MERGE_WORDS > 0:
                 publish_mergeable(step, low, high, lse, c)
             else:
                 publish_split(step, low, high, lse, c.D)
@@ -187,23 +168,23 @@ def attend(step, site, memory, ring, streamed, xs, c):
 
 
 @gluon.jit
-def keys_of_split(record, sequences, FEW: gl.constexpr):
+def keys_of_split(record, sequences, MERGE_WORDS: gl.constexpr):
     """Find a task's keys: the new token's position, the split's first cached key and the one after its last, and the
     number of splits."""
-    b = record_word(record, WORD_SEQUENCE)
+    b = record_word(record, WORD.SEQUENCE)
     position = gl.load(sequences.positions + b, mask=b < sequences.batch, other=0)
     length = position.to(gl.int32) + 1
-    window = record_word(record, WORD_WINDOW)
-    first_key, share, splits = split_of_keys(window, record_word(record, WORD_SPLITS), length, FEW)
-    begin = first_key + record_word(record, WORD_SLICE) * share
+    window = record_word(record, WORD.WINDOW)
+    first_key, share, splits = split_of_keys(window, record_word(record, WORD.SPLITS), length, MERGE_WORDS)
+    begin = first_key + record_word(record, WORD.SLICE) * share
     return position, begin, gl.minimum(begin + share, length - 1), splits
 
 
 @gluon.jit
 def prefetch_split(record, sequences, places, c):
     """Prefetch a coming attend step's first keys and values to L2, those that the ring does not bring."""
-    b = record_word(record, WORD_SEQUENCE)
-    position, begin, end, splits = keys_of_split(record, sequences, c.FEW)
+    b = record_word(record, WORD.SEQUENCE)
+    position, begin, end, splits = keys_of_split(record, sequences, c.MERGE_WORDS)
     if (b < sequences.batch) & (begin < end):
         rows = rows_of_cache(record, sequences, places, c.PAGE)
         blocks = whole_blocks(begin, end)
@@ -292,8 +273,8 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
         at = gl.where(rest < end, rest, begin)
         coming = gl.where(rest < end, begin, begin + BLOCK)
     pages = blocks_pages(rows, at, end, KW, LK, c)
-    k_words = load_keys(rows, pages, at, end, PLACE_KEYS, KW, LK, c)
-    v_words = load_keys(rows, pages, at, end, PLACE_VALUES, KW, LV, c)
+    k_words = load_keys(rows, pages, at, end, PLACE.KEYS, KW, LK, c)
+    v_words = load_keys(rows, pages, at, end, PLACE.VALUES, KW, LV, c)
     if c.STREAMS == 0:
         # A block ahead of the keys, so that nothing waits for them.
         pages = blocks_pages(rows, coming, rest, KW, LK, c)
@@ -302,7 +283,7 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
     if PAGE > 0:
         page = page_of(rows.table, task.position, task.has_new, PAGE)
         in_pages = words_to(rows.table, page, task.position, D, PAGE)
-    angles = place_pointer(step.places, PLACE_ROTARY, gl.float32) + task.position * D
+    angles = place_pointer(step.places, PLACE.ROTARY, gl.float32) + task.position * D
     words = queries_and_new(step, site, task, angles, c)
     some = queries._reinterpret(gl.int32, [16 // ROWS, ROWS, D // 2], query_rows(4, D))
     some.index(0).store(inner_order(words, ROWS, D))
@@ -312,13 +293,13 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
         LW: gl.constexpr = words.type.layout
         row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LW))[:, None]
         word = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))[None, :]
-        new_k, new_v = base_of(rows, PLACE_KEYS, PAGE), base_of(rows, PLACE_VALUES, PAGE)
+        new_k, new_v = base_of(rows, PLACE.KEYS, PAGE), base_of(rows, PLACE.VALUES, PAGE)
         target = gl.where((row == GP) & (word >= 0), new_k, new_v)
         if PAGE > 0:
             target = target + in_pages + word
         else:
             target = target + task.position * (D // 2) + word
-        writes = (record_word(step.record, WORD_APPENDS) > 0) & (step.withheld == 0)
+        writes = (record_word(step.record, WORD.APPENDS) > 0) & (step.withheld == 0)
         gl.store(target, words, mask=((row == GP) | (row == GP + 1)) & (word >= 0) & writes)
     gl.thread_barrier()
     memory.newest.store(new_scores(fresh, task.has_new, c))
@@ -350,7 +331,7 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
             if coming < rest:
                 k_words = from_ring(ring, tile, LK, key_rows(D, XW), KW, c)
         else:
-            k_words = load_keys(rows, pages, coming, rest, PLACE_KEYS, KW, LK, c)
+            k_words = load_keys(rows, pages, coming, rest, PLACE.KEYS, KW, LK, c)
         score = gl.where(number < left, score, float("-inf"))
         higher = gl.maximum(peak, gl.max(score, axis=2))
         finite = gl.where(higher == float("-inf"), 0.0, higher)
@@ -367,7 +348,7 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
                 release_keys(ring, tile, c)
                 tile += tiles_of_block(D)
         else:
-            v_words = load_keys(rows, pages, coming, rest, PLACE_VALUES, KW, LV, c)
+            v_words = load_keys(rows, pages, coming, rest, PLACE.VALUES, KW, LV, c)
             pages = blocks_pages(rows, coming + BLOCK, rest, KW, LK, c)
             ahead = lines_pages(rows, coming + _AHEAD * BLOCK, rest, BLOCK, c)
         peak = higher

@@ -17,18 +17,7 @@ from triton.experimental.gluon import language as gl
 from onewave.wave.kernel.parameters import CacheRows
 from onewave.wave.kernel.records import place_pointer, place_word, record_word
 from onewave.wave.kernel.spin import prefetch_lines
-from onewave.wave.kernel.words import (
-    PLACE_HEAD_STRIDE,
-    PLACE_KEYS,
-    PLACE_LAYER_STRIDE,
-    PLACE_SLOT_STRIDE,
-    PLACE_TABLE,
-    PLACE_TABLE_STRIDE,
-    PLACE_VALUES,
-    WORD_KV_HEAD,
-    WORD_LAYER,
-    WORD_SEQUENCE,
-)
+from onewave.wave.kernel.words import PLACE, WORD
 
 
 @gluon.constexpr_function
@@ -44,29 +33,29 @@ def rows_of_cache(step_record, sequences, places, PAGE: gl.constexpr):
     With pages: words from page 0 instead of pointers, and the block table's row with `places`: attention has no
     registers to keep pointers and a page's words in.
     """
-    slot = gl.load(sequences.slots + record_word(step_record, WORD_SEQUENCE))
-    layer = record_word(step_record, WORD_LAYER)
+    slot = gl.load(sequences.slots + record_word(step_record, WORD.SEQUENCE))
+    layer = record_word(step_record, WORD.LAYER)
     if PAGE == 0:
         in_cache = (
-            layer * place_word(places, PLACE_LAYER_STRIDE)
-            + slot * place_word(places, PLACE_SLOT_STRIDE)
-            + record_word(step_record, WORD_KV_HEAD) * place_word(places, PLACE_HEAD_STRIDE)
+            layer * place_word(places, PLACE.LAYER_STRIDE)
+            + slot * place_word(places, PLACE.SLOT_STRIDE)
+            + record_word(step_record, WORD.KV_HEAD) * place_word(places, PLACE.HEAD_STRIDE)
         )
-        k_rows = gl.multiple_of(place_pointer(places, PLACE_KEYS, gl.int32) + in_cache, 16)
-        v_rows = gl.multiple_of(place_pointer(places, PLACE_VALUES, gl.int32) + in_cache, 16)
+        k_rows = gl.multiple_of(place_pointer(places, PLACE.KEYS, gl.int32) + in_cache, 16)
+        v_rows = gl.multiple_of(place_pointer(places, PLACE.VALUES, gl.int32) + in_cache, 16)
         return CacheRows(k=k_rows, v=v_rows, table=(0, 0))
     else:
-        in_cache = layer * place_word(places, PLACE_LAYER_STRIDE)
-        in_cache += record_word(step_record, WORD_KV_HEAD) * place_word(places, PLACE_HEAD_STRIDE)
-        row = place_pointer(places, PLACE_TABLE, gl.int32) + slot * place_word(places, PLACE_TABLE_STRIDE)
+        in_cache = layer * place_word(places, PLACE.LAYER_STRIDE)
+        in_cache += record_word(step_record, WORD.KV_HEAD) * place_word(places, PLACE.HEAD_STRIDE)
+        row = place_pointer(places, PLACE.TABLE, gl.int32) + slot * place_word(places, PLACE.TABLE_STRIDE)
         return CacheRows(k=in_cache, v=in_cache, table=(row, places))
 
 
 @gluon.jit
 def base_of(rows, WHERE: gl.constexpr, PAGE: gl.constexpr):
-    """The pointer to a task's keys (WHERE: PLACE_KEYS) or values (PLACE_VALUES); with pages, to those of page 0."""
+    """The pointer to a task's keys (WHERE: PLACE.KEYS) or values (PLACE.VALUES); with pages, to those of page 0."""
     if PAGE == 0:
-        return rows.k if WHERE == PLACE_KEYS else rows.v
+        return rows.k if WHERE == PLACE.KEYS else rows.v
     else:
         row, places = rows.table
         return gl.multiple_of(place_pointer(places, WHERE, gl.int32) + rows.k, 16)
@@ -83,7 +72,7 @@ def page_of(table, number, wanted, PAGE: gl.constexpr):
 def words_to(table, page, number, D: gl.constexpr, PAGE: gl.constexpr):
     """Words from page 0 to the key `number`, which is in `page`: int64."""
     row, places = table
-    page_words = gl.multiple_of(place_word(places, PLACE_SLOT_STRIDE), 16)
+    page_words = gl.multiple_of(place_word(places, PLACE.SLOT_STRIDE), 16)
     return page.to(gl.int64) * page_words + (number & (PAGE - 1)) * (D // 2)
 
 
@@ -155,8 +144,8 @@ def prefetch_keys(rows, pages, begin, end, KEYS: gl.constexpr, c):
     D: gl.constexpr = c.D
     LINES: gl.constexpr = KEYS * D // 64
     L2: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [2, c.XW // 2], [1, 0])
-    k_rows = base_of(rows, PLACE_KEYS, c.PAGE)
-    v_rows = base_of(rows, PLACE_VALUES, c.PAGE)
+    k_rows = base_of(rows, PLACE.KEYS, c.PAGE)
+    v_rows = base_of(rows, PLACE.VALUES, c.PAGE)
     which = gl.arange(0, 2, layout=gl.SliceLayout(1, L2))[:, None]
     line = gl.arange(0, LINES, layout=gl.SliceLayout(0, L2))[None, :]
     if c.PAGE == 0:

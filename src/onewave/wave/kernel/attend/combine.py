@@ -2,8 +2,8 @@
 
 One task merges all splits of a few heads of one sequence, in their order. The number of splits follows from the
 sequence's length. Tasks that find no keys clear the words of the other splits, which are not read. A sequence that fits
-one split needs no merge: its attend task publishes the result, which spares a hand-off. With FEW > 0 product steps
-merge the splits (merge.py), and combine has nothing to do. Constexprs: kernel.py.
+one split needs no merge: its attend task publishes the result, which spares a hand-off. With MERGE_WORDS > 0 product
+steps merge the splits (merge.py), and combine has nothing to do. Constexprs: kernel.py.
 """
 
 from __future__ import annotations
@@ -15,21 +15,13 @@ from onewave.wave.kernel.attend.layouts import part_packet, part_words
 from onewave.wave.kernel.finish import bits16
 from onewave.wave.kernel.records import record_word
 from onewave.wave.kernel.spin import ABSENT, load_words, poll_words
-from onewave.wave.kernel.words import (
-    WORD_HEADS,
-    WORD_SEQUENCE,
-    WORD_SOURCE,
-    WORD_SOURCE_STRIDE,
-    WORD_SPLITS,
-    WORD_TARGET,
-    WORD_WINDOW,
-)
+from onewave.wave.kernel.words import WORD
 from onewave.wave.plan.layout import BLOCK_KEYS, POLLED_KEYS, POLLED_SPLITS, SINGLE_SPLIT_KEYS, SPLIT_KEYS
 
 _WHOLE = gl.constexpr(SINGLE_SPLIT_KEYS)
 _SPLIT = gl.constexpr(SPLIT_KEYS)
 _POLLED_KEYS = gl.constexpr(POLLED_KEYS)
-_FEW = gl.constexpr(POLLED_SPLITS)
+_POLLED_SPLITS = gl.constexpr(POLLED_SPLITS)
 _BLOCK = gl.constexpr(BLOCK_KEYS)
 
 
@@ -43,18 +35,18 @@ def read_words(pointers, site, SYNC: gl.constexpr, WORDS: gl.constexpr):
 
 
 @gluon.jit
-def split_of_keys(window, splits, length, FEW: gl.constexpr):
+def split_of_keys(window, splits, length, MERGE_WORDS: gl.constexpr):
     """Split a sequence's keys: the first key in sight, cached keys a split, the number of splits in use.
 
     The last split has the new key as well. In one build all three depend on the sequence's own length alone, so results
     are batch-invariant. A short sequence leaves splits unused, because merging them would take longer. window, splits:
-    the record's. FEW: as in kernel.py.
+    the record's. MERGE_WORDS: as in kernel.py.
     """
     first_key = gl.where(window > 0, gl.maximum(length - window, 0), 0)
     count = length - 1 - first_key
     used = gl.where(count <= _WHOLE, 1, gl.minimum(splits, (count + (_SPLIT - 1)) // _SPLIT))
-    if FEW > 0:
-        used = gl.where(count <= _POLLED_KEYS, gl.minimum(used, _FEW), used)
+    if MERGE_WORDS > 0:
+        used = gl.where(count <= _POLLED_KEYS, gl.minimum(used, _POLLED_SPLITS), used)
     share = gl.maximum(((count + used - 1) // used + (_BLOCK - 1)) // _BLOCK * _BLOCK, _BLOCK)
     return first_key, share, gl.maximum((count + share - 1) // share, 1)
 
@@ -81,19 +73,19 @@ def combine(step, site, c):
     record = step.record
     current = step.sets.current
     other = step.sets.next
-    b = record_word(record, WORD_SEQUENCE)
-    target = record_word(record, WORD_TARGET)
-    count = record_word(record, WORD_HEADS)
+    b = record_word(record, WORD.SEQUENCE)
+    target = record_word(record, WORD.TARGET)
+    count = record_word(record, WORD.HEADS)
     if b < step.sequences.batch:
         length = gl.load(step.sequences.positions + b).to(gl.int32) + 1
-        window = record_word(record, WORD_WINDOW)
-        first_key, share, used = split_of_keys(window, record_word(record, WORD_SPLITS), length, 0)
+        window = record_word(record, WORD.WINDOW)
+        first_key, share, used = split_of_keys(window, record_word(record, WORD.SPLITS), length, 0)
         if used > 1:
             what = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None]
             split = gl.arange(0, c.KSPLITS, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
             value = gl.arange(0, VALUES, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]
             at = value // D * (D + 4) + gl.where(what == 0, value % D, D + value % 4)
-            at = record_word(record, WORD_SOURCE) + split * record_word(record, WORD_SOURCE_STRIDE) + at
+            at = record_word(record, WORD.SOURCE) + split * record_word(record, WORD.SOURCE_STRIDE) + at
             real = (split < used) & (value < count * D)
             pointers = gl.where(real & (what >= 0), (current + at).to(gl.int64), 0)
             words = read_words(pointers, site, c.SYNC, part_packet(c.KSPLITS, VALUES, c.XW))

@@ -17,17 +17,10 @@ from onewave.wave.kernel.finish import bits16, to_float
 from onewave.wave.kernel.records import record_word
 from onewave.wave.kernel.spin import poll_splits
 from onewave.wave.kernel.widen.byte_values import raised
-from onewave.wave.kernel.words import (
-    WORD_COLUMNS,
-    WORD_MERGEABLE,
-    WORD_SOURCE,
-    WORD_SPLITS,
-    WORD_TILES,
-    WORD_WINDOW,
-)
+from onewave.wave.kernel.words import WORD
 from onewave.wave.plan.layout import MAX_SPLITS, POLLED_SPLITS
 
-_MOST = gl.constexpr(MAX_SPLITS)
+_MAX_SPLITS = gl.constexpr(MAX_SPLITS)
 _POLLED_SPLITS = gl.constexpr(POLLED_SPLITS)
 
 
@@ -35,28 +28,28 @@ _POLLED_SPLITS = gl.constexpr(POLLED_SPLITS)
 def load_merged(step, site, chunks, chunks_before, activations, c):
     """Do as exchange.load_activations for one sequence's attention: chunk by chunk, [N, PC * 64] words each.
 
-    Of the last chunk only what the step multiplies is stored. A thread takes FEW words at a time.
+    Of the last chunk only what the step multiplies is stored. A thread takes MERGE_WORDS words at a time.
     """
     D: gl.constexpr = c.D
     Q: gl.constexpr = 64 // c.R
-    T: gl.constexpr = c.FEW * c.XW * 32 // (Q * 64)
+    T: gl.constexpr = c.MERGE_WORDS * c.XW * 32 // (Q * 64)
     OWN: gl.constexpr = T * Q * 64
     LINE: gl.constexpr = gl.BlockedLayout([4], [32], [c.XW], [0])
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     record = step.record
     current = step.sets.current
-    first = record_word(record, WORD_SOURCE)
-    columns = record_word(record, WORD_COLUMNS)
-    few = record_word(record, WORD_MERGEABLE)
+    first = record_word(record, WORD.SOURCE)
+    columns = record_word(record, WORD.COLUMNS)
+    few = record_word(record, WORD.MERGEABLE)
     word = gl.arange(0, OWN, layout=LINE)
     length = gl.load(step.sequences.positions).to(gl.int32) + 1
-    window = record_word(record, WORD_WINDOW)
-    first_key, share, used = split_of_keys(window, record_word(record, WORD_SPLITS), length, c.FEW)
+    window = record_word(record, WORD.WINDOW)
+    first_key, share, used = split_of_keys(window, record_word(record, WORD.SPLITS), length, c.MERGE_WORDS)
     for chunk in range(chunks):
         place = (chunks_before + chunk) % c.XS
         mbarrier.wait(activations.empty.index(place), (((chunks_before + chunk) // c.XS) & 1) ^ 1)
         rows = activations.places.index(place)._reinterpret(gl.int32, [c.PC // T, Q, T * 64], STORED)
-        tiles = gl.minimum(record_word(record, WORD_TILES) * c.IMAGES - chunk * c.PC, c.PC)
+        tiles = gl.minimum(record_word(record, WORD.TILES) * c.IMAGES - chunk * c.PC, c.PC)
         for piece in range((tiles + T - 1) // T):
             # Between two pieces' stores, which Triton takes for overlapping; here rather than after the poll.
             gl.thread_barrier()
@@ -65,7 +58,7 @@ def load_merged(step, site, chunks, chunks_before, activations, c):
             of_head = few + column // (D // 2) * mergeable_words(D)
             at = gl.where(used > 1, of_head + column % (D // 2), first + column)
             pointers = gl.where(real, (current + at).to(gl.int64), 0)
-            lses = gl.where(real & (used > 1), (current + of_head + _MOST * (D // 2)).to(gl.int64), 0)
+            lses = gl.where(real & (used > 1), (current + of_head + _MAX_SPLITS * (D // 2)).to(gl.int64), 0)
             words = poll_merged(pointers, lses, real, used, site, c)
             ordered = gl.permute(gl.reshape(words, [1, T, Q, 64]), (2, 0, 1, 3))
             rows.index(piece).store(raised(gl.reshape(ordered, [Q, T * 64]), c.DTYPE, c.FORMAT))
@@ -81,16 +74,16 @@ def poll_merged(pointers, lses, real, used, site, c):
     Sums in float32; rounds once to DTYPE.
     """
     D: gl.constexpr = c.D
-    FEW: gl.constexpr = c.FEW
+    MERGE_WORDS: gl.constexpr = c.MERGE_WORDS
     WAITS: gl.constexpr = c.SYNC == 0
     COUNT: gl.constexpr = pointers.shape[0]
     counts = gl.where(real, used, 0)
-    parts = poll_splits(pointers, lses, counts, site, WAITS, FEW, D * 2)
+    parts = poll_splits(pointers, lses, counts, site, WAITS, MERGE_WORDS, D * 2)
     low, high, mass, top = merged_splits(parts, COUNT, c.DTYPE)
     if used > _POLLED_SPLITS:
         pointers = gl.where(real, pointers + _POLLED_SPLITS * D * 2, 0)
         lses = gl.where(real, lses + _POLLED_SPLITS * 4, 0)
-        parts = poll_splits(pointers, lses, counts - _POLLED_SPLITS, site, WAITS, FEW, D * 2)
+        parts = poll_splits(pointers, lses, counts - _POLLED_SPLITS, site, WAITS, MERGE_WORDS, D * 2)
         more_low, more_high, more_mass, more_top = merged_splits(parts, COUNT, c.DTYPE)
         higher = gl.maximum(top, more_top)
         fade = gl.exp2(top - higher)

@@ -13,10 +13,10 @@ from onewave.wave.kernel.attend.layouts import mergeable_words
 from onewave.wave.kernel.finish import bits16, bits32
 from onewave.wave.kernel.records import record_word
 from onewave.wave.kernel.spin import ABSENT
-from onewave.wave.kernel.words import WORD_HEADS, WORD_MERGEABLE, WORD_SLICE, WORD_TARGET, WORD_WHOLE
+from onewave.wave.kernel.words import WORD
 from onewave.wave.plan.layout import MAX_SPLITS
 
-_MOST = gl.constexpr(MAX_SPLITS)
+_MAX_SPLITS = gl.constexpr(MAX_SPLITS)
 
 
 @gluon.jit
@@ -26,8 +26,8 @@ def publish_split(step, low, high, lse, D: gl.constexpr):
     LW: gl.constexpr = values.type.layout
     head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))[:, None]
     column = gl.arange(0, D, layout=gl.SliceLayout(0, LW))[None, :]
-    target = record_word(step.record, WORD_TARGET)
-    shown = (head < record_word(step.record, WORD_HEADS)) & (step.withheld == 0)
+    target = record_word(step.record, WORD.TARGET)
+    shown = (head < record_word(step.record, WORD.HEADS)) & (step.withheld == 0)
     at = head * (D + 4) + column
     current = gl.multiple_of(step.sets.current + target, 16)
     other = gl.multiple_of(step.sets.next + target, 16)
@@ -49,14 +49,14 @@ def publish_mergeable(step, low, high, lse, c):
     LW: gl.constexpr = words.type.layout
     head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))
     pair = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))
-    split = record_word(step.record, WORD_SLICE)
-    first = record_word(step.record, WORD_MERGEABLE)
-    shown = (head < record_word(step.record, WORD_HEADS)) & (step.withheld == 0)
+    split = record_word(step.record, WORD.SLICE)
+    first = record_word(step.record, WORD.MERGEABLE)
+    shown = (head < record_word(step.record, WORD.HEADS)) & (step.withheld == 0)
     at = (head * mergeable_words(D))[:, None] + pair[None, :]
     values = first + split * (D // 2)
     gl.store(gl.multiple_of(step.sets.current + values, 16) + at, words, mask=shown[:, None])
     gl.store(gl.multiple_of(step.sets.next + values, 16) + at, words | ABSENT, mask=shown[:, None])
-    at = first + _MOST * (D // 2) + split + head * mergeable_words(D)
+    at = first + _MAX_SPLITS * (D // 2) + split + head * mergeable_words(D)
     gl.store(step.sets.current + at, bits32(gl.convert_layout(lse, gl.SliceLayout(1, LW))), mask=shown)
     gl.store(step.sets.next + at, head | ABSENT, mask=shown)
 
@@ -71,24 +71,24 @@ def clear_unused(step, splits, c):
     D: gl.constexpr = c.D
     record = step.record
     other = step.sets.next
-    if c.FEW == 0:
+    if c.MERGE_WORDS == 0:
         if splits <= 1:
-            clear_words(other + record_word(record, WORD_TARGET), c.GP * (D + 4), c.XW)
+            clear_words(other + record_word(record, WORD.TARGET), c.GP * (D + 4), c.XW)
     else:
-        split = record_word(record, WORD_SLICE)
+        split = record_word(record, WORD.SLICE)
         if (split == 0) & (splits != 1):
-            clear_words(other + record_word(record, WORD_WHOLE), record_word(record, WORD_HEADS) * (D // 2), c.XW)
+            clear_words(other + record_word(record, WORD.WHOLE), record_word(record, WORD.HEADS) * (D // 2), c.XW)
         if splits <= 1:
             LINE: gl.constexpr = gl.BlockedLayout([4], [32], [c.XW], [0])
-            heads = record_word(record, WORD_HEADS)
-            first = record_word(record, WORD_MERGEABLE)
+            heads = record_word(record, WORD.HEADS)
+            first = record_word(record, WORD.MERGEABLE)
             word = gl.arange(0, c.XW * 128, layout=LINE)
             absent = gl.full([c.XW * 128], ABSENT, gl.int32, LINE)
             for begin in gl.static_range(0, c.GP * (D // 2), c.XW * 128):
                 head = (begin + word) // (D // 2)
                 at = head * mergeable_words(D) + split * (D // 2) + word % (D // 2)
                 gl.store(gl.multiple_of(other + first, 16) + at, absent, mask=head < heads)
-            at = _MOST * (D // 2) + split + word * mergeable_words(D)
+            at = _MAX_SPLITS * (D // 2) + split + word * mergeable_words(D)
             gl.store(other + first + at, absent, mask=word < heads)
 
 
@@ -99,8 +99,8 @@ def publish_whole(step, low, high, c):
     LW: gl.constexpr = words.type.layout
     head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))[:, None]
     pair = gl.arange(0, c.D // 2, layout=gl.SliceLayout(0, LW))[None, :]
-    target = record_word(step.record, WORD_WHOLE)
-    shown = (head < record_word(step.record, WORD_HEADS)) & (step.withheld == 0)
+    target = record_word(step.record, WORD.WHOLE)
+    shown = (head < record_word(step.record, WORD.HEADS)) & (step.withheld == 0)
     at = head * (c.D // 2) + pair
     gl.store(gl.multiple_of(step.sets.current + target, 16) + at, words, mask=shown)
     gl.store(gl.multiple_of(step.sets.next + target, 16) + at, words | ABSENT, mask=shown)

@@ -18,18 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from onewave.wave.kernel.attend.combine import split_of_keys
-from onewave.wave.kernel.words import (
-    PLACE_HEAD_STRIDE,
-    PLACE_LAYER_STRIDE,
-    PLACE_SLOT_STRIDE,
-    RECORD_SIZE,
-    WORD_KV_HEAD,
-    WORD_LAYER,
-    WORD_SEQUENCE,
-    WORD_SLICE,
-    WORD_SPLITS,
-    WORD_WINDOW,
-)
+from onewave.wave.kernel.words import PLACE, RECORD_SIZE, WORD
 from onewave.wave.plan.layout import BLOCK_KEYS, TILE_BYTES
 
 _BLOCK = gl.constexpr(BLOCK_KEYS)
@@ -51,13 +40,13 @@ def whole_blocks(begin, end):
 @gluon.jit
 def blocks_of(record, sequences, c):
     """The first key of an attention task and its number of whole blocks. record: in device memory."""
-    sequence = gl.load(record + WORD_SEQUENCE)
-    split = gl.load(record + WORD_SLICE)
-    window = gl.load(record + WORD_WINDOW)
-    splits = gl.load(record + WORD_SPLITS)
+    sequence = gl.load(record + WORD.SEQUENCE)
+    split = gl.load(record + WORD.SLICE)
+    window = gl.load(record + WORD.WINDOW)
+    splits = gl.load(record + WORD.SPLITS)
     position = gl.load(sequences.positions + sequence, mask=sequence < sequences.batch, other=0)
     length = position.to(gl.int32) + 1
-    first_key, share, used = split_of_keys(window, splits, length, c.FEW)
+    first_key, share, used = split_of_keys(window, splits, length, c.MERGE_WORDS)
     begin = first_key + split * share
     return begin, whole_blocks(begin, gl.minimum(begin + share, length - 1))
 
@@ -89,17 +78,17 @@ def keys_of_task(task, row, blocks, steps, sequences, c):
     and row and blocks are that task's.
     """
     places = (steps - RECORD_SIZE).to(gl.pointer_type(gl.int64))
-    layer = gl.load(places + PLACE_LAYER_STRIDE)
+    layer = gl.load(places + PLACE.LAYER_STRIDE)
     if task > 0:
         row += (task * (layer // 32)).to(gl.int32)
     else:
         record = steps + (-1 - task) * RECORD_SIZE
         begin, blocks = blocks_of(record, sequences, c)
-        sequence = gl.load(record + WORD_SEQUENCE)
-        words = gl.load(record + WORD_LAYER) * layer
+        sequence = gl.load(record + WORD.SEQUENCE)
+        words = gl.load(record + WORD.LAYER) * layer
         slot = gl.load(sequences.slots + sequence, mask=sequence < sequences.batch, other=0)
-        words += slot * gl.load(places + PLACE_SLOT_STRIDE)
-        words += gl.load(record + WORD_KV_HEAD) * gl.load(places + PLACE_HEAD_STRIDE)
+        words += slot * gl.load(places + PLACE.SLOT_STRIDE)
+        words += gl.load(record + WORD.KV_HEAD) * gl.load(places + PLACE.HEAD_STRIDE)
         row = (words // 32).to(gl.int32) + begin * (c.D // 64)
     return row, blocks
 

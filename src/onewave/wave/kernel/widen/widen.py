@@ -24,16 +24,7 @@ from onewave.wave.kernel.attend.streamed import skip_tiles, tiles_of_keys
 from onewave.wave.kernel.hand_over import hand_over, hand_over_one
 from onewave.wave.kernel.widen.byte_values import widened
 from onewave.wave.kernel.widen.compact_values import compact_numbers, listed_numbers
-from onewave.wave.kernel.words import (
-    KIND_ATTEND,
-    KIND_REDUCE_HIDDEN,
-    LIST_SIZE,
-    RECORD_SIZE,
-    WORD_BLOCKS,
-    WORD_CHUNKS,
-    WORD_KIND,
-    WORD_TILES,
-)
+from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, WORD
 
 
 @gluon.jit
@@ -89,14 +80,14 @@ def multiply_byte_steps(steps, num_steps, sequences, ring, activations, results,
     known = 0  # tiles of keys and values of the last attention task
     for step in range(num_steps):
         record = steps + step * RECORD_SIZE
-        kind = gl.load(record + WORD_KIND)
-        blocks = gl.load(record + WORD_BLOCKS)
-        tiles = gl.load(record + WORD_TILES)
-        chunks = gl.load(record + WORD_CHUNKS)
-        if kind >= KIND_REDUCE_HIDDEN:
+        kind = gl.load(record + WORD.KIND)
+        blocks = gl.load(record + WORD.BLOCKS)
+        tiles = gl.load(record + WORD.TILES)
+        chunks = gl.load(record + WORD.CHUNKS)
+        if kind >= KIND.REDUCE_HIDDEN:
             blocks = 0
         if c.STREAMS:
-            if kind == KIND_ATTEND:
+            if kind == KIND.ATTEND:
                 known = tiles_of_keys(record, tiles, known, sequences, c)
                 slot, phase = skip_tiles(slot, phase, known, c.S)
         for block in range(0, blocks, c.G):
