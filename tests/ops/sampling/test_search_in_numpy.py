@@ -43,7 +43,7 @@ class Search:
             "draws": put(np.array(draws)),
             "uniform": put(np.array(uniform)),
             "logits": put(logits),
-            "most": put(padded.reshape(rows, pieces, PIECE).max(axis=2)),
+            "highest": put(padded.reshape(rows, pieces, PIECE).max(axis=2)),
             "tokens": tokens,
             "watch": put(np.zeros(16 + 8 * self.blocks, dtype=np.int32)),
             "vocabulary": vocabulary,
@@ -51,7 +51,7 @@ class Search:
             "share": -(-vocabulary // (4 * self.blocks)) * 4,
             "set_words": self.set_words,
             "pieces": pieces,
-            "MOST": 256,
+            "PIECES": 256,
             "XW": 8,
         }
         launch(

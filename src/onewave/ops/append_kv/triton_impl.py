@@ -3,6 +3,17 @@
 Heads are numbered as they lie in qkv: queries, keys, values. A program holds one head in registers; each element's
 rotary partner is loaded a second time from L1 instead of being shuffled across threads. Roofline: the bytes of qkv,
 read once, and of q, k and v, written once.
+
+constexpr    meaning [unit] (allowed values)
+HAS_..       whether there is a bias, scales of k and of v (False, True)
+Q_NORM       whether queries are normalised (False, True); K_NORM: keys
+INTERLEAVED  whether rotary pairs are neighbours, or halves apart (True, False)
+PAGED        whether a block table says where a token goes (False, True)
+KIND         how a number becomes the cache's (0: as it is, 1: int8, 2: float8_e4m3fn)
+CHUNK        elements of a key that lie together (head_dim, or the packed layout's x)
+BLOCK        head_dim, padded to a power of two
+PDL          whether launches overlap (programmatic dependent launch; False, True)
+AXIS         the grid's axis of tokens (gpu/grid.py)
 """
 
 from __future__ import annotations
@@ -50,47 +61,14 @@ def _stored(value, scale_ptr, head, HAS_SCALE: tl.constexpr, KIND: tl.constexpr)
 
 @triton.jit
 def append_kv_kernel(
-    qkv_ptr,
-    bias_ptr,
-    q_norm_ptr,
-    k_norm_ptr,
-    rotary_ptr,
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    slots_ptr,
-    positions_ptr,
-    table_ptr,
-    k_scale_ptr,
-    v_scale_ptr,
-    stride_k_block,
-    stride_k_head,
-    stride_k_key,
-    stride_k_chunk,
-    stride_v_block,
-    stride_v_head,
-    stride_v_key,
-    stride_table,
-    block_size,
-    num_heads,
-    num_kv_heads,
-    head_dim,
-    half,
-    eps,
-    HAS_BIAS: tl.constexpr,
-    Q_NORM: tl.constexpr,
-    K_NORM: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    PAGED: tl.constexpr,
-    HAS_K_SCALE: tl.constexpr,
-    HAS_V_SCALE: tl.constexpr,
-    KIND: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-    AXIS: tl.constexpr,
-):
-    """CHUNK: elements of a key that lie together: head_dim, or the packed layout's x. half: 0 without rotation."""
+    qkv_ptr, bias_ptr, q_norm_ptr, k_norm_ptr, rotary_ptr, q_ptr, k_ptr, v_ptr, slots_ptr, positions_ptr, table_ptr,
+    k_scale_ptr, v_scale_ptr, stride_k_block, stride_k_head, stride_k_key, stride_k_chunk, stride_v_block,
+    stride_v_head, stride_v_key, stride_table, block_size, num_heads, num_kv_heads, head_dim, half, eps,
+    HAS_BIAS: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, INTERLEAVED: tl.constexpr, PAGED: tl.constexpr,
+    HAS_K_SCALE: tl.constexpr, HAS_V_SCALE: tl.constexpr, KIND: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr, AXIS: tl.constexpr,
+):  # fmt: skip
+    """half: 0 without rotation."""
     after_last(PDL)
     token, head = tl.program_id(AXIS).to(tl.int64), tl.program_id(1 - AXIS)
     width = (num_heads + 2 * num_kv_heads) * head_dim

@@ -6,6 +6,15 @@ that makes x, it asks for its first weights to be brought into L2. `tile_kernel`
 the weights are the tall operand of the tensor-core product and the tokens, padded to 16, 32 or 64, the narrow one. It
 serves the output head, whose logits it keeps in float32. In both a row of W is finished by one program, in one order:
 nothing is summed across programs.
+
+constexpr    meaning [unit] (allowed values)
+HAS_BIAS     whether there is a bias (False, True)
+BLOCK_N      rows of the weights a program
+BLOCK_K      columns that it adds at a time
+BLOCK_T      tokens, padded (16, 32, 64)
+EVEN         whether BLOCK_K divides the columns (False, True)
+AHEAD        programs that ask for the first AHEAD_BYTES of their rows before they wait (0 unless rows are aligned)
+PDL          whether launches overlap (programmatic dependent launch; False, True)
 """
 
 from __future__ import annotations
@@ -37,20 +46,10 @@ def ask_for(pointer, num_bytes):
 
 @triton.jit
 def row_kernel(
-    x_ptr,
-    w_ptr,
-    bias_ptr,
-    out_ptr,
-    rows,
-    cols: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    AHEAD: tl.constexpr,
-    AHEAD_BYTES: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """AHEAD: programs that ask for the first AHEAD_BYTES of their rows before they wait; only with aligned rows."""
+    x_ptr, w_ptr, bias_ptr, out_ptr, rows,
+    cols: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr,
+    AHEAD_BYTES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     if AHEAD > 0:
         first = tl.program_id(0) * BLOCK_N
         if tl.program_id(0) < AHEAD:
@@ -79,20 +78,10 @@ def row_kernel(
 
 @triton.jit
 def tile_kernel(
-    x_ptr,
-    w_ptr,
-    bias_ptr,
-    out_ptr,
-    tokens,
-    rows,
-    cols,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    EVEN: tl.constexpr,
+    x_ptr, w_ptr, bias_ptr, out_ptr, tokens, rows, cols,
+    HAS_BIAS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     after_last(PDL)
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     token, k = tl.arange(0, BLOCK_T), tl.arange(0, BLOCK_K)

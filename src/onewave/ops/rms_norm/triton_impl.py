@@ -57,17 +57,7 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, total: Ten
         return
     block, num_warps = tile_of(hidden)
     launch_kernel(
-        rms_norm_kernel,
-        (rows,),
-        x,
-        residual,
-        weight,
-        out,
-        total,
-        hidden,
-        eps,
-        ADD=add,
-        BLOCK=block,
-        num_warps=num_warps,
+        rms_norm_kernel, (rows,),
+        x, residual, weight, out, total, hidden, eps, ADD=add, BLOCK=block, num_warps=num_warps,
         **dependent_launch(out),
-    )
+    )  # fmt: skip

@@ -3,6 +3,13 @@
 A row of logits is cut among thread blocks, all of them on the GPU at once. They search for the sampled token's logit
 in rounds of one exchange (rounds_impl.py), then for the token (draw_impl.py). Weights are whole numbers, so tokens are
 those of op.py's sort. Bound: the exchanges, some ten of them.
+
+constexpr    meaning [unit] (allowed values); also of rounds_impl.py and draw_impl.py
+PIECES       pieces of a row, padded to a power of two (the threads of a block, or more)
+XW           warps of a block (4, 8)
+KEPT         layout of a part's packet, which a warp keeps
+LAYOUT       layout of the rows of logits that are weighed; SIZE: how many
+SHAPE        of words, with the last axis cut in two pairs
 """
 
 from __future__ import annotations
@@ -38,11 +45,11 @@ _SHARE = _WARPS * 128
     do_not_specialize_on_alignment=["uniform"],
 )
 def draw_limited_kernel(
-    sets, epochs, draws, uniform, logits, most, tokens, watch, vocabulary, stride, share, set_words, pieces,
-    MOST: gl.constexpr, XW: gl.constexpr,
+    sets, epochs, draws, uniform, logits, highest, tokens, watch, vocabulary, stride, share, set_words, pieces,
+    PIECES: gl.constexpr, XW: gl.constexpr,
 ):  # fmt: skip
     """One token a row (program axis 1). sets: int64, set_words a row, what draw_impl.py and rounds_impl.py exchange;
-    epochs: int32 [rows, blocks], launches so far; draws: float64 [rows, 4], op.draw_words; most: float32
+    epochs: int32 [rows, blocks], launches so far; draws: float64 [rows, 4], op.draw_words; highest: float32
     [rows, pieces], pieces' highest logits; tokens: int64 [rows]; watch: see wave/kernel/spin.py."""
     block = gl.program_id(0)
     row = gl.program_id(1)
@@ -52,8 +59,8 @@ def draw_limited_kernel(
     # What the launch before has left, for the next one.
     clear_draws(mine, number + 1, block, XW)
     clear_rounds(mine, number + 1, block, XW)
-    piece = gl.arange(0, MOST, layout=gl.BlockedLayout([1], [32], [XW], [0]))
-    best = gl.max(gl.load(most + row * pieces + piece, mask=piece < pieces, other=float("-inf")), axis=0)
+    piece = gl.arange(0, PIECES, layout=gl.BlockedLayout([1], [32], [XW], [0]))
+    best = gl.max(gl.load(highest + row * pieces + piece, mask=piece < pieces, other=float("-inf")), axis=0)
     first = block * share
     rows = gl.maximum(gl.minimum(share, vocabulary - first), 0)
     words = logits.to(gl.pointer_type(gl.int32)) + row.to(gl.int64) * stride
@@ -107,9 +114,9 @@ def _state(device: torch.device, blocks: int, rows: int, set_words: int) -> _Sta
         return state
 
 
-def draw_limited(logits: Tensor, uniform: Tensor, draws: Tensor, most: Tensor | None = None) -> Tensor:
+def draw_limited(logits: Tensor, uniform: Tensor, draws: Tensor, highest: Tensor | None = None) -> Tensor:
     """float32 [rows, vocab], last axis contiguous, rows at most MAX_ROWS -> int64 [rows], each drawn at uniform
-    (float64 [rows]) as draws (float64 [rows, 4], op.draw_words) say. most: max_of_pieces, if it is there. Raises
+    (float64 [rows]) as draws (float64 [rows, 4], op.draw_words) say. highest: max_of_pieces, if it is there. Raises
     WaveStalled if a call before has given up waiting: its tokens are none."""
     rows, vocab = logits.shape
     device = logits.device
@@ -120,28 +127,13 @@ def draw_limited(logits: Tensor, uniform: Tensor, draws: Tensor, most: Tensor | 
     share = triton.cdiv(triton.cdiv(vocab, blocks), 4) * 4
     set_words = words_of_sets(blocks)
     pieces = triton.cdiv(vocab, PIECE)
-    most = max_of_pieces(logits) if most is None else most
+    highest = max_of_pieces(logits) if highest is None else highest
     state = _state(device, blocks, rows, set_words)
     launch_kernel(
-        draw_limited_kernel,
-        (blocks, rows),
-        state.sets,
-        state.epochs,
-        draws,
-        uniform,
-        logits,
-        most,
-        tokens,
-        state.watch,
-        vocab,
-        logits.stride(0),
-        share,
-        set_words,
-        pieces,
-        MOST=max(32 * _WARPS, triton.next_power_of_2(pieces)),
-        XW=_WARPS,
-        num_warps=_WARPS,
+        draw_limited_kernel, (blocks, rows),
+        state.sets, state.epochs, draws, uniform, logits, highest, tokens, state.watch, vocab, logits.stride(0), share,
+        set_words, pieces, PIECES=max(32 * _WARPS, triton.next_power_of_2(pieces)), XW=_WARPS, num_warps=_WARPS,
         # All blocks are on the GPU at once, as they wait for each other.
         launch_cooperative_grid=True,
-    )
+    )  # fmt: skip
     return tokens

@@ -19,17 +19,19 @@ from onewave.wave.plan.layout import STEP_WORDS, TileShape
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.regions import Region
 
+_ARRAYS = ("steps", "lanes", "waits", "totals", "slack", "key_tasks")
+_NUMBERS = ("stream_tiles", "set_words", "max_slices", "num_scales")
+
 
 def program_bytes(program: WaveProgram, *, table: NDArray[np.int32] | None = None) -> bytes:
     """Write a program out. table: words of the task table that it was laid out from, to be kept beside it."""
-    weights = list(program.stream)
     text = {
         "shape": vars(program.shape),
-        "weights": weights,
+        "weights": list(program.stream),
         "regions": [vars(region) for region in program.regions],
         "names": program.names,
         "phases": program.phases,
-        "numbers": [program.stream_tiles, program.set_words, program.max_slices, program.num_scales],
+        "numbers": {name: getattr(program, name) for name in _NUMBERS},
         "first_scale": dict(program.first_scale),
     }
     buffer = io.BytesIO()
@@ -37,14 +39,9 @@ def program_bytes(program: WaveProgram, *, table: NDArray[np.int32] | None = Non
         buffer,
         table=np.zeros(0, np.int32) if table is None else table,
         text=np.frombuffer(json.dumps(text).encode(), dtype=np.uint8),
-        steps=program.steps,
-        lanes=program.lanes,
-        waits=program.waits,
-        totals=program.totals,
-        slack=program.slack,
-        key_tasks=program.key_tasks,
-        counts=np.array([len(program.stream[name]) for name in weights], dtype=np.int64),
+        counts=np.array([len(entries) for entries in program.stream.values()], dtype=np.int64),
         stream=np.concatenate([np.zeros((0, 3)), *program.stream.values()]).astype(np.int32),
+        **{name: getattr(program, name) for name in _ARRAYS},
     )
     return buffer.getvalue()
 
@@ -79,22 +76,13 @@ def _program(arrays: Mapping[str, NDArray[Any]]) -> WaveProgram:
     pieces = np.split(arrays["stream"].astype(np.int64), ends)
     if arrays["steps"].shape[1] != STEP_WORDS or len(text["weights"]) != len(pieces):
         raise ValueError("a program of another layout")
-    stream_tiles, set_words, max_slices, num_scales = text["numbers"]
     return WaveProgram(
         shape=TileShape(**text["shape"]),
-        steps=arrays["steps"],
-        lanes=arrays["lanes"],
-        waits=arrays["waits"],
-        totals=arrays["totals"],
-        slack=arrays["slack"],
-        key_tasks=arrays["key_tasks"],
         stream=dict(zip(text["weights"], pieces, strict=True)),
-        stream_tiles=stream_tiles,
-        set_words=set_words,
         regions=tuple(Region(**region) for region in text["regions"]),
         names=tuple(text["names"]),
         phases=tuple(text["phases"]),
-        max_slices=max_slices,
         first_scale=text["first_scale"],
-        num_scales=num_scales,
+        **{name: arrays[name] for name in _ARRAYS},
+        **{name: text["numbers"][name] for name in _NUMBERS},
     )

@@ -24,9 +24,9 @@ from onewave.wave.weights.compact import bases_of, compact_images, restore_image
 from onewave.wave.weights.rounding import byte_images, place_in_image, unpaired
 
 # Working memory of packing without a kernel. With less, packing takes more steps; with more, loading needs more memory.
-_WORKING_BYTES = 256 << 20
-# Working memory of rounding: less, because matrices wait on the GPU already.
-_ROUNDING_BYTES = 128 << 20
+_WORKING_BYTES = 128 << 20
+# Bytes of it that a value takes: as it is, rounded (in float32 and a few copies), compact.
+_BYTES_A_VALUE, _BYTES_ROUNDED, _BYTES_COMPACT = 6, 20, 32
 # Size of a part of a large matrix. With more, the scratch buffer of a large vocabulary grows.
 _PART_BYTES = 128 << 20
 
@@ -160,64 +160,50 @@ class WeightStream:
             allowed = f"{blocks} x {tiles} tiles of {self.shape.rows} x {self.shape.cols}"
             raise ShapeError(f"weight {name!r}", got=f"{rows} x {cols}", allowed=allowed)
         places = self._places[start : start + blocks * tiles]
-        if isinstance(self.weight_format, Rounding):
-            self._put_rounded(name, weight, places, blocks, tiles, self.weight_format)
+        if not isinstance(self.weight_format, Rounding) and self._packs_in_place(weight):
+            self._put_in_place(name, weight, places, blocks)
             return blocks * tiles
-        if self.weight_format is COMPACT:
-            self._put_compact(name, weight, places, blocks, tiles)
-            return blocks * tiles
-        if self._packs_in_place(weight):
-            from onewave.wave.weights.pack_impl import pack_tiles
-
-            gain = None if weight.gain is None else weight.gain.to(self.device)
-            pack_tiles(self.images, places, weight.matrices, gain, self.shape)
-            return blocks * tiles
-        step = max(1, _WORKING_BYTES // (6 * tiles * TILE_BYTES))
+        kinds = {None: _BYTES_A_VALUE, COMPACT: _BYTES_COMPACT}
+        bytes_a_tile = kinds.get(self.weight_format, _BYTES_ROUNDED) * TILE_VALUES * self.shape.images
+        step = max(1, _WORKING_BYTES // (bytes_a_tile * tiles))
         for low in range(0, blocks, step):
             high = min(blocks, low + step)
-            block = weight.block(low * self.shape.rows, high * self.shape.rows, self.device)
-            self.images.index_copy_(0, places[low * tiles : high * tiles].long(), tile_images(block, self.shape))
+            self._put_blocks(name, weight, places[low * tiles : high * tiles].long(), low, high)
         return blocks * tiles
 
-    def _put_rounded(
-        self, name: str, weight: Weight, places: Tensor, blocks: int, tiles: int, rounding: Rounding
-    ) -> None:
-        assert self.scales is not None
-        height = self.shape.rows
-        # The rows in float32 and a few copies of them.
-        step = max(1, _ROUNDING_BYTES // (20 * tiles * TILE_VALUES * self.shape.images))
-        for low in range(0, blocks, step):
-            high = min(blocks, low + step)
-            rows = weight.block(low * height, high * height, self.device, wide=True)
-            made, scales = round_rows(rows, rounding)
-            images = byte_images(made, self.shape, rounding)
-            self.images.index_copy_(0, places[low * tiles : high * tiles].long(), images)
-            first = self.program.first_scale[name] + low * height
-            self.scales[first : first + len(scales)] = scales
+    def _put_in_place(self, name: str, weight: Weight, places: Tensor, blocks: int) -> None:
+        """Pack a matrix by a kernel."""
+        gain = None if weight.gain is None else weight.gain.to(self.device)
+        if self.lists is None or self.scales is None:
+            from onewave.wave.weights.pack_impl import pack_tiles
 
-    def _put_compact(self, name: str, weight: Weight, places: Tensor, blocks: int, tiles: int) -> None:
-        assert self.scales is not None
-        assert self.lists is not None
-        height = self.shape.rows
-        if self._packs_in_place(weight):
+            pack_tiles(self.images, places, weight.matrices, gain, self.shape)
+        else:
             from onewave.wave.weights.compact_impl import pack_compact
 
-            gain = None if weight.gain is None else weight.gain.to(self.device)
-            scales = self.scales[self.program.first_scale[name] :][: blocks * height]
+            scales = self.scales[self.program.first_scale[name] :][: blocks * self.shape.rows]
             pack_compact(self.images, self.lists, scales, self.reached, places, weight.matrices, gain, self.shape)
+
+    def _put_blocks(self, name: str, weight: Weight, places: Tensor, low: int, high: int) -> None:
+        """Pack row blocks low to high by plain indexing. places: of their tiles."""
+        height, rounding = self.shape.rows, self.weight_format
+        rows = weight.block(low * height, high * height, self.device, wide=isinstance(rounding, Rounding))
+        if self.scales is None:
+            self.images.index_copy_(0, places, tile_images(rows, self.shape))
             return
-        step = max(1, _ROUNDING_BYTES // (32 * tiles * TILE_VALUES * self.shape.images))
-        for low in range(0, blocks, step):
-            high = min(blocks, low + step)
-            rows = weight.block(low * height, high * height, self.device)
+        if isinstance(rounding, Rounding):
+            made, scales = round_rows(rows, rounding)
+            images = byte_images(made, self.shape, rounding)
+        else:
+            assert self.lists is not None
             bases = bases_of(rows)
             images, lists, reached = compact_images(rows, bases, self.shape)
-            where = places[low * tiles : high * tiles].long()
-            self.images.index_copy_(0, where, images)
-            self.lists.index_copy_(0, where, lists)
+            scales = scales_of(bases)
+            self.lists.index_copy_(0, places, lists)
             self.reached &= reached
-            first = self.program.first_scale[name] + low * height
-            self.scales[first : first + len(bases)] = scales_of(bases)
+        self.images.index_copy_(0, places, images)
+        first = self.program.first_scale[name] + low * height
+        self.scales[first : first + len(scales)] = scales
 
     def _packs_in_place(self, weight: Weight) -> bool:
         """Whether a kernel packs this weight."""

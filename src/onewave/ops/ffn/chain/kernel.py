@@ -29,9 +29,24 @@ it has its own sum: the same bits every run, and one hand-over whatever the numb
 
 Bound: the tensor cores from some hundred rows on, the weights' bytes below. Source of the row semaphores: Jangda et al.
 2024 (cuSync), arXiv:2305.13450.
+
+constexpr    meaning [unit] (allowed values)
+DTYPE        of x, the weights and the result (bfloat16, float16)
+BN           columns of a tile, of W_gate and W_up together (128, 256)
+W            multiplying warpgroups, 64 rows of a tile each (1, 2)
+S            stages of the ring
+OB           pieces of a finished tile in shared memory, a warpgroup
+ACT          activation function (0: none, 1: SiLU, 2: GELU)
+GATED        whether there is a gate (False, True)
+SPLIT        whether K of the second product is sliced (False, True)
+MARK         whether blocks count themselves in `started` (False, True)
+TEST         whether blocks sleep at random, and one post may be kept back (False, True)
+TRACE        whether tasks store their times [ns] (False, True)
 """
 
 from __future__ import annotations
+
+from collections import namedtuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -86,103 +101,93 @@ def pause(signals, task, salt):
     delay((mixed >> 8) & 16383)
 
 
+class Constants(namedtuple("Constants", "DTYPE BN W S OB ACT GATED SPLIT TEST TRACE")):
+    """The launch's constexprs; the table at the top has their meaning."""
+
+
 @gluon.jit
-def load_b(
-    b0, b1, n0, n1, step, at, ring,
-    DTYPE: gl.constexpr, BN: gl.constexpr, W: gl.constexpr, S: gl.constexpr,
-):  # fmt: skip
+def load_b(b0, b1, n0, n1, step, at, ring, c):
     """Take the ring's next stage and send for its weights."""
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     ring_a, ring_b, full, free = ring
-    slot = at % S
-    mbarrier.wait(free.index(slot), ((at // S) & 1) ^ 1)
-    mbarrier.expect(full.index(slot), (W * 64 + BN) * 128)
-    halves = ring_b.index(slot)._reinterpret(DTYPE, [2, BN // 2, 64], OPERAND)
+    slot = at % c.S
+    mbarrier.wait(free.index(slot), ((at // c.S) & 1) ^ 1)
+    mbarrier.expect(full.index(slot), (c.W * 64 + c.BN) * 128)
+    halves = ring_b.index(slot)._reinterpret(c.DTYPE, [2, c.BN // 2, 64], OPERAND)
     tma.async_copy_global_to_shared(b0, [n0, step * 64], full.index(slot), halves.index(0))
     tma.async_copy_global_to_shared(b1, [n1, step * 64], full.index(slot), halves.index(1))
 
 
 @gluon.jit
-def load_a(a, row, step, at, ring, W: gl.constexpr, S: gl.constexpr):
+def load_a(a, row, step, at, ring, c):
     """Send for the rest of a stage that load_b has taken."""
     ring_a, ring_b, full, free = ring
-    slot = at % S
-    for w in gl.static_range(W):
-        tma.async_copy_global_to_shared(a, [row + w * 64, step * 64], full.index(slot), ring_a.index(slot * W + w))
+    slot = at % c.S
+    for w in gl.static_range(c.W):
+        tma.async_copy_global_to_shared(a, [row + w * 64, step * 64], full.index(slot), ring_a.index(slot * c.W + w))
 
 
 @gluon.jit
-def load_steps(
-    a, b0, b1, row, n0, n1, first, steps, at, ring,
-    DTYPE: gl.constexpr, BN: gl.constexpr, W: gl.constexpr, S: gl.constexpr,
-):  # fmt: skip
+def load_steps(a, b0, b1, row, n0, n1, first, steps, at, ring, c):
+    """Send for a task's steps of both operands; returns the number of stages so far."""
     for step in range(first, first + steps):
-        load_b(b0, b1, n0, n1, step, at, ring, DTYPE, BN, W, S)
-        load_a(a, row, step, at, ring, W, S)
+        load_b(b0, b1, n0, n1, step, at, ring, c)
+        load_a(a, row, step, at, ring, c)
         at += 1
     return at
 
 
 @gluon.jit
-def load_partition(
-    maps, queue, signals, trace, ring,
-    DTYPE: gl.constexpr, BN: gl.constexpr, W: gl.constexpr, S: gl.constexpr, GATED: gl.constexpr, TEST: gl.constexpr,
-    TRACE: gl.constexpr,
-):  # fmt: skip
-    H: gl.constexpr = BN // 2
+def load_partition(maps, queue, signals, trace, ring, c):
+    H: gl.constexpr = c.BN // 2
     x, gate, up, down, hidden, hidden_out, y_out = maps
     records, first_task, num_tasks = queue
     at = 0
     for task in range(first_task, first_task + num_tasks):
         record = records + task * 16
         kind = gl.load(record)
-        row = gl.load(record + 1) * (W * 64)
+        row = gl.load(record + 1) * (c.W * 64)
         column = gl.load(record + 2)
         first = gl.load(record + 3)
         steps = gl.load(record + 4)
         begin = gl.load(record + 6)
         count = gl.load(record + 7)
-        if TRACE:
+        if c.TRACE:
             gl.store(trace + task * 4, nanoseconds(kind))
-        if TEST:
+        if c.TEST:
             pause(signals, task, 0)
         if kind == 0:
-            if TRACE:
+            if c.TRACE:
                 gl.store(trace + task * 4 + 1, nanoseconds(count))
-            if GATED:
-                at = load_steps(
-                    x, gate, up, row, column * H, column * H, first, steps, at, ring, DTYPE, BN, W, S
-                )  # fmt: skip
+            if c.GATED:
+                at = load_steps(x, gate, up, row, column * H, column * H, first, steps, at, ring, c)
             else:
-                at = load_steps(
-                    x, up, up, row, column * BN, column * BN + H, first, steps, at, ring, DTYPE, BN, W, S
-                )  # fmt: skip
+                at = load_steps(x, up, up, row, column * c.BN, column * c.BN + H, first, steps, at, ring, c)
         else:
             # The weights of as many steps as the ring has stages are on their way while the rows are waited for.
-            ahead = gl.minimum(steps, S)
+            ahead = gl.minimum(steps, c.S)
             for step in range(ahead):
-                load_b(down, down, column * BN, column * BN + H, first + step, at + step, ring, DTYPE, BN, W, S)
+                load_b(down, down, column * c.BN, column * c.BN + H, first + step, at + step, ring, c)
             if count > 0:
                 wait_for(begin, count, signals, task, 1)
                 acquired()
-            if TRACE:
+            if c.TRACE:
                 gl.store(trace + task * 4 + 1, nanoseconds(count))
             for step in range(ahead):
-                load_a(hidden, row, first + step, at + step, ring, W, S)
+                load_a(hidden, row, first + step, at + step, ring, c)
             at += ahead
             at = load_steps(
-                hidden, down, down, row, column * BN, column * BN + H, first + ahead, steps - ahead, at, ring,
-                DTYPE, BN, W, S,
+                hidden, down, down, row, column * c.BN, column * c.BN + H, first + ahead, steps - ahead, at, ring, c
             )  # fmt: skip
 
 
 @gluon.jit
-def hand_over(value, piece, outs, wg: gl.constexpr, DTYPE: gl.constexpr, OB: gl.constexpr):
+def hand_over(value, piece, outs, wg: gl.constexpr, c):
     """Give the store warp a piece [64, BN / 2]; returns the number of pieces so far."""
     out, ofull, ofree = outs
-    place = wg * OB + piece % OB
-    mbarrier.wait(ofree.index(place), ((piece // OB) & 1) ^ 1)
-    out.index(place).store(value.to(DTYPE))
+    place = wg * c.OB + piece % c.OB
+    mbarrier.wait(ofree.index(place), ((piece // c.OB) & 1) ^ 1)
+    out.index(place).store(value.to(c.DTYPE))
     fence_async_shared()
     gl.thread_barrier()
     mbarrier.arrive(ofull.index(place), count=1)
@@ -190,13 +195,9 @@ def hand_over(value, piece, outs, wg: gl.constexpr, DTYPE: gl.constexpr, OB: gl.
 
 
 @gluon.jit
-def multiply_partition(
-    queue, signals, slices, ring, outs,
-    wg: gl.constexpr, DTYPE: gl.constexpr, BN: gl.constexpr, W: gl.constexpr, S: gl.constexpr, OB: gl.constexpr,
-    ACT: gl.constexpr, GATED: gl.constexpr, SPLIT: gl.constexpr,
-):  # fmt: skip
-    H: gl.constexpr = BN // 2
-    ACC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
+def multiply_partition(queue, signals, slices, ring, outs, wg: gl.constexpr, c):
+    H: gl.constexpr = c.BN // 2
+    ACC: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, c.BN, 16])
     HALF: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, H, 16])
     records, first_task, num_tasks = queue
     partials, partial_stride, partial_slab = slices
@@ -214,27 +215,27 @@ def multiply_partition(
         begin = gl.load(record + 8)
         count = gl.load(record + 9)
         split = gl.load(record + 12)
-        acc = gl.zeros([64, BN], gl.float32, ACC)
+        acc = gl.zeros([64, c.BN], gl.float32, ACC)
         for step in range(steps):
-            slot = at % S
-            mbarrier.wait(full.index(slot), (at // S) & 1)
+            slot = at % c.S
+            mbarrier.wait(full.index(slot), (at // c.S) & 1)
             b = ring_b.index(slot).permute((1, 0))
-            acc = warpgroup_mma(ring_a.index(slot * W + wg), b, acc, use_acc=True, is_async=True)
+            acc = warpgroup_mma(ring_a.index(slot * c.W + wg), b, acc, use_acc=True, is_async=True)
             # The product before has read its stage, which is free while this one runs.
             acc = warpgroup_mma_wait(1, deps=[acc])
             gl.thread_barrier()
-            mbarrier.arrive(free.index((at + S - 1) % S), count=1, pred=step > 0)
+            mbarrier.arrive(free.index((at + c.S - 1) % c.S), count=1, pred=step > 0)
             at += 1
         acc = warpgroup_mma_wait(0, deps=[acc])
         gl.thread_barrier()
-        mbarrier.arrive(free.index((at + S - 1) % S), count=1)
+        mbarrier.arrive(free.index((at + c.S - 1) % c.S), count=1)
         # Columns j and j + BN / 2 lie in one thread: this moves no register.
         low, high = gl.split(gl.permute(gl.reshape(acc, [64, 2, H]), (0, 2, 1)))
         low = gl.convert_layout(low, HALF)
         high = gl.convert_layout(high, HALF)
-        if SPLIT:
+        if c.SPLIT:
             # Pointers of rows, and columns as constants beside them: one of every element would not fit the registers.
-            corner = partials + (row * W + wg).to(gl.int64) * 64 * partial_stride + column * BN
+            corner = partials + (row * c.W + wg).to(gl.int64) * 64 * partial_stride + column * c.BN
             line = corner + gl.arange(0, 64, layout=gl.SliceLayout(1, HALF))[:, None] * partial_stride
             across = gl.arange(0, H, layout=gl.SliceLayout(0, HALF))[None, :]
             if flags & 1:
@@ -248,29 +249,26 @@ def multiply_partition(
                 line += split.to(gl.int64) * partial_slab
                 gl.store(line + across, low)
                 gl.store(line + H + across, high)
-                place = wg * OB + piece % OB
-                mbarrier.wait(ofree.index(place), ((piece // OB) & 1) ^ 1)
+                place = wg * c.OB + piece % c.OB
+                mbarrier.wait(ofree.index(place), ((piece // c.OB) & 1) ^ 1)
                 gl.thread_barrier()
                 mbarrier.arrive(ofull.index(place), count=1)
                 piece += 1
         if (flags & 2) == 0:
             if kind == 0:
-                if GATED:
-                    piece = hand_over(activated(low, ACT) * high, piece, outs, wg, DTYPE, OB)
+                if c.GATED:
+                    piece = hand_over(activated(low, c.ACT) * high, piece, outs, wg, c)
                 else:
-                    piece = hand_over(activated(low, ACT), piece, outs, wg, DTYPE, OB)
-                    piece = hand_over(activated(high, ACT), piece, outs, wg, DTYPE, OB)
+                    piece = hand_over(activated(low, c.ACT), piece, outs, wg, c)
+                    piece = hand_over(activated(high, c.ACT), piece, outs, wg, c)
             else:
-                piece = hand_over(low, piece, outs, wg, DTYPE, OB)
-                piece = hand_over(high, piece, outs, wg, DTYPE, OB)
+                piece = hand_over(low, piece, outs, wg, c)
+                piece = hand_over(high, piece, outs, wg, c)
 
 
 @gluon.jit
-def store_partition(
-    maps, queue, signals, epochs, trace, skipped, outs,
-    BN: gl.constexpr, W: gl.constexpr, OB: gl.constexpr, GATED: gl.constexpr, TEST: gl.constexpr, TRACE: gl.constexpr,
-):  # fmt: skip
-    H: gl.constexpr = BN // 2
+def store_partition(maps, queue, signals, epochs, trace, skipped, outs, c):
+    H: gl.constexpr = c.BN // 2
     x, gate, up, down, hidden, hidden_out, y_out = maps
     records, first_task, num_tasks = queue
     waits, totals, counters, epoch, watch, block = signals
@@ -279,37 +277,37 @@ def store_partition(
     for task in range(first_task, first_task + num_tasks):
         record = records + task * 16
         kind = gl.load(record)
-        row = gl.load(record + 1) * (W * 64)
+        row = gl.load(record + 1) * (c.W * 64)
         column = gl.load(record + 2)
         flags = gl.load(record + 5)
         post = gl.load(record + 10)
         pieces = 2
-        if GATED:
+        if c.GATED:
             if kind == 0:
                 pieces = 1
         partial = flags & 2
         if partial != 0:
             pieces = 1
         for half in range(pieces):
-            place = piece % OB
-            for wg in gl.static_range(W):
-                mbarrier.wait(ofull.index(wg * OB + place), (piece // OB) & 1)
+            place = piece % c.OB
+            for wg in gl.static_range(c.W):
+                mbarrier.wait(ofull.index(wg * c.OB + place), (piece // c.OB) & 1)
                 if partial == 0:
                     to = [row + wg * 64, (column * pieces + half) * H]
                     if kind == 0:
-                        tma.async_copy_shared_to_global(hidden_out, to, out.index(wg * OB + place))
+                        tma.async_copy_shared_to_global(hidden_out, to, out.index(wg * c.OB + place))
                     else:
-                        tma.async_copy_shared_to_global(y_out, to, out.index(wg * OB + place))
+                        tma.async_copy_shared_to_global(y_out, to, out.index(wg * c.OB + place))
             tma.store_wait(0)
-            for wg in gl.static_range(W):
-                mbarrier.arrive(ofree.index(wg * OB + place), count=1)
+            for wg in gl.static_range(c.W):
+                mbarrier.arrive(ofree.index(wg * c.OB + place), count=1)
             piece += 1
         landed()
-        if TEST:
+        if c.TEST:
             pause(signals, task, 77)
-        if (post >= 0) & ((task != skipped) | (TEST == 0)):
+        if (post >= 0) & ((task != skipped) | (c.TEST == 0)):
             gl.atomic_add(counters + post, 1, sem="release", scope="gpu")
-        if TRACE:
+        if c.TRACE:
             gl.store(trace + task * 4 + 2, nanoseconds(post))
     gl.store(epochs + block, epoch + 1)
 
@@ -358,34 +356,21 @@ def chain_kernel(
     slices = (partials, partial_stride, partial_slab)
     ring = (ring_a, ring_b, full, free)
     outs = (out, ofull, ofree)
-    if W == 1:
-        gl.warp_specialize(
-            [
-                (multiply_partition, (
-                    queue, signals, slices, ring, outs, 0, DTYPE, BN, W, S, OB, ACT, GATED, SPLIT,
-                )),
-                (load_partition, (maps, queue, signals, trace, ring, DTYPE, BN, W, S, GATED, TEST, TRACE)),
-                (store_partition, (maps, queue, signals, epochs, trace, skipped, outs, BN, W, OB, GATED, TEST, TRACE)),
-            ],
-            [1, 1],
-            [64, 64],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (multiply_partition, (
-                    queue, signals, slices, ring, outs, 0, DTYPE, BN, W, S, OB, ACT, GATED, SPLIT,
-                )),
-                (multiply_partition, (
-                    queue, signals, slices, ring, outs, 1, DTYPE, BN, W, S, OB, ACT, GATED, SPLIT,
-                )),
-                (load_partition, (maps, queue, signals, trace, ring, DTYPE, BN, W, S, GATED, TEST, TRACE)),
-                (store_partition, (maps, queue, signals, epochs, trace, skipped, outs, BN, W, OB, GATED, TEST, TRACE)),
-            ],
-            [4, 1, 1],
-            # With the first warpgroup's 240: all that three groups of four warps may hold.
-            [216, 48, 48],
-        )  # fmt: skip
+    # Annotated, because Triton would turn the constants into values otherwise.
+    c: gl.constexpr = Constants(
+        DTYPE=DTYPE, BN=BN, W=W, S=S, OB=OB, ACT=ACT, GATED=GATED, SPLIT=SPLIT, TEST=TEST, TRACE=TRACE
+    )
+    gl.warp_specialize(
+        [
+            (multiply_partition, (queue, signals, slices, ring, outs, 0, c)),
+            (multiply_partition, (queue, signals, slices, ring, outs, W - 1, c)),  # the only one, if there is one
+            (load_partition, (maps, queue, signals, trace, ring, c)),
+            (store_partition, (maps, queue, signals, epochs, trace, skipped, outs, c)),
+        ][2 - W :],
+        [4, 1, 1][2 - W :],
+        # Of two warpgroups, with the first one's 240: all that three groups of four warps may hold.
+        [64, 64] if W == 1 else [216, 48, 48],
+    )  # fmt: skip
 
 
 @gluon.jit

@@ -179,28 +179,13 @@ class Chain:
 
         def start(launch: int, **options: Any) -> None:
             launch_kernel(
-                chain_kernel,
-                (len(self.plan.lanes[launch]),),
-                *tensors,
-                self._records,
-                self._lanes[launch],
-                self._waits,
-                self._totals,
-                state.counters,
-                state.epochs[launch],
-                state.watches[launch],
-                state.started,
-                self._no_trace if trace is None else trace,
-                state.partials,
-                outs,
-                outs * cuts(self.plan.sizes.rows, self.plan.tile.rows) * self.plan.tile.rows,
-                skipped,
-                TEST=self.test or skipped >= 0,
-                TRACE=trace is not None,
-                num_warps=4,
-                **options,
+                chain_kernel, (len(self.plan.lanes[launch]),),
+                *tensors, self._records, self._lanes[launch], self._waits, self._totals, state.counters,
+                state.epochs[launch], state.watches[launch], state.started, self._no_trace if trace is None else trace,
+                state.partials, outs, outs * cuts(self.plan.sizes.rows, self.plan.tile.rows) * self.plan.tile.rows,
+                skipped, TEST=self.test or skipped >= 0, TRACE=trace is not None, num_warps=4, **options,
                 **self._constants,
-            )
+            )  # fmt: skip
 
         if state.side is None:
             # Cooperative: all blocks are on the GPU at once, or none.
