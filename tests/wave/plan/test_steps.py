@@ -49,16 +49,15 @@ def test_records_of_several_kinds_keep_their_order() -> None:
 
 
 def test_the_kernels_constants_are_the_records_words() -> None:
-    for prefix, numbers in (
-        ("WORD", Word.offsets),
-        ("PLACE", Place.offsets),
-        ("KIND", vars(Kind)),
-        ("FLAG", vars(Flag)),
+    for found, numbers in (
+        (words.WORD, Word.offsets),
+        (words.PLACE, Place.offsets),
+        (words.KIND, vars(Kind)),
+        (words.FLAG, vars(Flag)),
     ):
         for name, number in numbers.items():
             if name.isupper():
-                assert vars(words)[f"{prefix}_{name}"].value == number
-    # A kernel reads these of an attention step; they have not moved.
+                assert getattr(found, name) == number
     assert [words.WORD.SOURCE, words.WORD.COMES, words.WORD.MERGEABLE] == [4, 7, 31]
 
 
