@@ -22,7 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
     "float8_e4m3fn": torch.float8_e4m3fn,
 }
+_MAX_KEPT = 4096
+_T = TypeVar("_T")
 # PyTorch can't count the bytes of more.
 _MAX_ELEMENTS = 1 << 59
 
@@ -89,6 +91,11 @@ class Call:
     def device(self) -> Device:
         """Capability and SMs of the device that runs the call."""
         return device_of(self.first.device) if self.described is None else self.described
+
+    @property
+    def where(self) -> str:
+        """The device, for errors."""
+        return str(self.first.device) if self.described is None else self.described.text
 
     @property
     def on_cpu(self) -> bool:
@@ -196,6 +203,17 @@ class Asked:
         if backend in ("gluon", "triton") and self.on_cpu:
             raise UnsupportedError(f"{self.operator} (backend={backend})", got="a CPU", next='Use backend="auto".')
         return backend
+
+
+class Kept(dict[object, _T]):
+    """What was found for calls of one form, by all that it depends on: looking up is faster than finding again."""
+
+    def keep(self, key: object, found: _T) -> _T:
+        """Keep what was found, and return it. With very many kept, all go first."""
+        if len(self) >= _MAX_KEPT:
+            self.clear()
+        self[key] = found
+        return found
 
 
 def empty_on_meta(shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Tensor:

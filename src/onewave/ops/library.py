@@ -165,6 +165,23 @@ def check_one_device(operator: str, first: Tensor, others: Iterable[Tensor | Non
             )
 
 
+def check_seq_lens(operator: str, seq_lens: Tensor, rows: int) -> None:
+    """Raises ShapeError for lengths that are not a whole number a row."""
+    if seq_lens.shape != (rows,) or seq_lens.dtype not in (torch.int32, torch.int64):
+        got = f"{seq_lens.dtype} {tuple(seq_lens.shape)}"
+        raise ShapeError(f"{operator}: seq_lens", got=got, allowed=f"int32 or int64 [{rows}]")
+
+
+def check_rotary(operator: str, rotary: Tensor, rows: int, head_dim: int) -> None:
+    """Raises ShapeError, UnsupportedError for what is no cosines and sines of each row."""
+    shape = rotary.shape
+    if len(shape) != 2 or shape[0] != rows or shape[1] % 2 or shape[1] > head_dim:
+        allowed = f"[{rows}, an even rotary_dim up to {head_dim}]"
+        raise ShapeError(f"{operator}: rotary", got=str(tuple(shape)), allowed=allowed)
+    if rotary.dtype is not torch.float32:
+        raise UnsupportedError(f"{operator}: dtype of rotary", got=str(rotary.dtype), allowed="float32")
+
+
 def shares_elements(tensor: Tensor) -> bool:
     """Whether elements may share their place: unless every axis steps over all that the finer ones reach."""
     if tensor.is_contiguous():

@@ -30,7 +30,6 @@ class RowCall(Call):
 
     @property
     def first(self) -> Tensor:
-        """The input."""
         return self.x
 
     @property
@@ -48,12 +47,10 @@ class RowChoice(Choice):
 
     @property
     def tile(self) -> str:
-        """Of a program."""
         return self.tile_words
 
     @property
     def programs(self) -> str:
-        """Of the launch."""
         return self.programs_words
 
 

@@ -14,6 +14,7 @@ from kit.decode_calls import attend
 from kit.operands.random import randn
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.append_kv import append_kv
+from onewave.ops.choice import Kept
 from onewave.ops.decode_attention import choose, decode_attention
 from onewave.ops.decode_attention.reference import decode_attention as reference
 from onewave.ops.decode_attention.triton import launch as triton_impl
@@ -106,7 +107,7 @@ def test_no_kernel_is_left_to_choose_where_it_rounds(monkeypatch: pytest.MonkeyP
     launched(*case(dtype=torch.float16))
     monkeypatch.setattr(choose, "load", lambda *_: stream)
     monkeypatch.setattr(choose, "refusal", lambda *_, **__: None)
-    monkeypatch.setattr(choose, "_chosen", {})
+    monkeypatch.setattr(choose, "_chosen", Kept())
     launched(*case(dtype=torch.float16), backend="gluon")
     assert fused == [False, False]
 

@@ -13,6 +13,7 @@ from triton.language.extra import cuda
 
 from kit.decode_calls import attend
 from kit.operands.random import randn_half as randn
+from onewave.ops.choice import Kept
 from onewave.ops.decode_attention import choose
 from onewave.ops.decode_attention.reference import decode_attention as reference
 from onewave.ops.decode_attention.triton import launch as triton_impl
@@ -170,7 +171,7 @@ def test_more_rows_than_are_looked_at_are_a_share_each_and_take_no_scratch(monke
     k, v = (randn(len(lengths), 1, 768, 32, seed=seed) for seed in (1, 2))
     q = randn(len(lengths), 2, 1, 32, seed=0)
     few = run(q, k, v, lengths)
-    monkeypatch.setattr(choose, "_chosen", {})
+    monkeypatch.setattr(choose, "_chosen", Kept())
     for module in (triton_impl, plan):
         monkeypatch.setattr(module, "MAX_ROWS_LOOKED_AT", 4)
     monkeypatch.setattr(triton_impl, "counters", None)

@@ -23,6 +23,7 @@ from kit.numpy_gpu.happens_before import Race, partition
 from kit.operands.random import randn_half as randn
 from onewave.base.device import Device
 from onewave.base.errors import UnsupportedError
+from onewave.ops.choice import Kept
 from onewave.ops.decode_attention import choose
 from onewave.ops.decode_attention.hopper import kernel as stream_impl
 from onewave.ops.decode_attention.hopper import launch as gluon_impl
@@ -205,7 +206,7 @@ def test_a_triton_that_cannot_compile_it_has_the_portable_kernel(gpu: Gpu, monke
     portable = Portable()
     monkeypatch.setattr(triton_impl, "split_kv_kernel", portable)
     monkeypatch.setattr(choose, "load", load)
-    monkeypatch.setattr(choose, "_chosen", {})
+    monkeypatch.setattr(choose, "_chosen", Kept())
     monkeypatch.setattr(choose, "_without_gluon", choose._without_gluon.__wrapped__)
     attend(*case([3]), backend="auto")
     assert len(portable.launches) == 1
@@ -413,12 +414,11 @@ def test_nor_does_whether_a_row_was_finished_before_the_wait(finished: bool, gpu
     masked(300, finished=torch.tensor([finished]))
 
 
-# The merge of merge_impl in place of stream_merge_impl's.
+# The merge of the Triton kernel in place of Hopper's.
 IN_ORDER = Fault(
     "consume",
     "merged_by_lanes(c, partials + first_split, count)",
-    "merged(c.part, c.stats, partials + first_split, gl.arange(0, BLOCK_H, layout=None), "
-    "gl.arange(0, BLOCK_D, layout=None), count, BLOCK_H, BLOCK_D, c.UNROLL)",
+    "merged(partials + first_split, gl.arange(0, BLOCK_H, layout=None), gl.arange(0, BLOCK_D, layout=None), count, c)",
 )
 
 

@@ -42,7 +42,6 @@ class AppendCall(Call):
 
     @property
     def first(self) -> Tensor:
-        """The projection."""
         return self.qkv
 
     @property

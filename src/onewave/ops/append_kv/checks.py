@@ -10,7 +10,7 @@ from onewave.ops.append_kv.call import AppendCall
 from onewave.ops.attention.checks import check_head_dim
 from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
-from onewave.ops.library import check_apart, check_optional, check_tensors
+from onewave.ops.library import check_apart, check_one_device, check_optional, check_rotary, check_tensors
 
 _NAME = "append_kv"
 _BACKENDS = ("auto", "triton", "cpu", "reference")
@@ -69,16 +69,15 @@ def check(call: AppendCall, rotary_style: str) -> None:
         got = f"{slots.dtype}, {positions.dtype}"
         raise UnsupportedError(f"{_NAME}: dtypes of slots, positions", got=got, allowed="int64, int32")
     if rotary is not None:
-        _check_rotary(rotary, tokens, head_dim)
+        check_rotary(_NAME, rotary, tokens, head_dim)
     for (name, tensor), length in zip(vectors.items(), (width, *(head_dim,) * 2, *(num_kv_heads,) * 2), strict=True):
         if tensor is not None:
             _check_vector(name, tensor, length, k_cache)
-    for other in (rotary, k_cache, v_cache, slots, positions, bias, q_norm, k_norm, block_table, k_scale, v_scale):
-        if other is not None and other.device != qkv.device:
-            raise UnsupportedError(f"{_NAME}: devices", got=f"{qkv.device} and {other.device}", allowed="one device")
+    check_one_device(
+        _NAME, qkv, (rotary, k_cache, v_cache, slots, positions, bias, q_norm, k_norm, block_table, k_scale, v_scale)
+    )
     if call.backend in ("triton", "cpu") and call.on_gpu != (call.backend == "triton"):
-        got = str(qkv.device) if call.described is None else call.described.text
-        raise UnsupportedError(f"{_NAME} (backend={call.backend})", got=got, next='Use backend="auto".')
+        raise UnsupportedError(f"{_NAME} (backend={call.backend})", got=call.where, next='Use backend="auto".')
 
 
 def _check_heads(call: AppendCall) -> None:
@@ -93,21 +92,12 @@ def _check_heads(call: AppendCall) -> None:
         )
     check_head_dim(_NAME, head_dim, on_cpu=not call.on_gpu, least=8)
     if qkv.dtype not in (_CUDA_DTYPES if call.on_gpu else _CPU_DTYPES):
-        got = f"{qkv.dtype} on {qkv.device.type if call.described is None else call.described.text}"
+        got = f"{qkv.dtype} on {call.where}"
         raise UnsupportedError(f"{_NAME}: dtype", got=got, allowed="bfloat16, float16 (float32 on a CPU)")
     if k_cache.dtype is not qkv.dtype and k_cache.dtype not in _QUANTISED:
         raise UnsupportedError(
             f"{_NAME}: cache dtype", got=str(k_cache.dtype), allowed=f"{qkv.dtype} as qkv, int8, float8_e4m3fn"
         )
-
-
-def _check_rotary(rotary: Tensor, tokens: int, head_dim: int) -> None:
-    shape = rotary.shape
-    if len(shape) != 2 or shape[0] != tokens or shape[1] % 2 or shape[1] > head_dim:
-        allowed = f"[{tokens}, an even rotary_dim up to {head_dim}]"
-        raise ShapeError(f"{_NAME}: rotary", got=str(tuple(shape)), allowed=allowed)
-    if rotary.dtype is not torch.float32:
-        raise UnsupportedError(f"{_NAME}: dtype of rotary", got=str(rotary.dtype), allowed="float32")
 
 
 def _check_vector(name: str, tensor: Tensor, length: int, k_cache: Tensor) -> None:

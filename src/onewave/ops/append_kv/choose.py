@@ -33,12 +33,10 @@ class AppendChoice(Choice):
 
     @property
     def tile(self) -> str:
-        """Of a program."""
         return f"1 head of {self.head_dim}, 1 warp"
 
     @property
     def programs(self) -> str:
-        """Of the launch."""
         return f"{self.num_tokens} tokens x {self.num_heads} heads of q, k and v"
 
 

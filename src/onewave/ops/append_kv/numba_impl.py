@@ -18,15 +18,8 @@ def _tokens(table_at, first, last):
     table = integers(table_at, 19)
     qkv_at, bias_at, q_norm_at, k_norm_at, rotary_at, q_at = table[1], table[2], table[3], table[4], table[5], table[6]
     k_at, v_at, slots_at, positions_at = table[7], table[8], table[9], table[10]
-    num_heads, num_kv_heads, head_dim, half, stride_slot, stride_head = (
-        table[11],
-        table[12],
-        table[13],
-        table[14],
-        table[15],
-        table[16],
-    )
-    num_slots, capacity = table[17], table[18]
+    num_heads, num_kv_heads, head_dim, half = table[11], table[12], table[13], table[14]
+    stride_slot, stride_head, num_slots, capacity = table[15], table[16], table[17], table[18]
     eps = doubles(table_at, 1)[0]
     width = (num_heads + 2 * num_kv_heads) * head_dim
     slots, positions = integers(slots_at, last), integers(positions_at, last)
@@ -72,7 +65,7 @@ def run(call: AppendCall, choice: Choice) -> Tensor:
 
     qkv is scratch afterwards: bias and norm are applied in place.
     """
-    k_cache, num_heads, (bias, q_norm, k_norm) = call.k_cache, call.num_heads, call.vectors
+    k_cache, num_heads = call.k_cache, call.num_heads
     num_slots, num_kv_heads, capacity, head_dim = k_cache.shape
     stride_slot, stride_head, _, _ = k_cache.stride()
     assert call.rotary is not None
@@ -80,18 +73,8 @@ def run(call: AppendCall, choice: Choice) -> Tensor:
     slots, positions = call.slots.contiguous(), call.positions.contiguous()
     tokens = qkv.shape[0]
     q = torch.empty((tokens, num_heads, head_dim), dtype=torch.float32)
-    addresses = (
-        qkv.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        0 if q_norm is None else q_norm.data_ptr(),
-        0 if k_norm is None else k_norm.data_ptr(),
-        rotary.data_ptr(),
-        q.data_ptr(),
-        k_cache.data_ptr(),
-        call.v_cache.data_ptr(),
-        slots.data_ptr(),
-        positions.data_ptr(),
-    )
+    operands = (qkv, *call.vectors, rotary, q, k_cache, call.v_cache, slots, positions)
+    addresses = (0 if each is None else each.data_ptr() for each in operands)
     sizes = (num_heads, num_kv_heads, head_dim, rotary.shape[1] // 2, stride_slot, stride_head, num_slots, capacity)
     run_on_team(_tokens, tokens, (*addresses, *sizes), call.eps, alone=tokens < 16)
     return q

@@ -11,7 +11,7 @@ from onewave.ops.append_kv.call import SCHEMA, AppendCall
 from onewave.ops.append_kv.checks import check, check_contents
 from onewave.ops.append_kv.choose import choose
 from onewave.ops.backends import load
-from onewave.ops.choice import Choice
+from onewave.ops.choice import Choice, Kept
 from onewave.ops.library import checks_contents, is_readable, is_watched, register
 
 _NAME = "append_kv"
@@ -83,9 +83,7 @@ def append_kv(
         if not watched:
             choice = choose(call)
         if signature is not None and choice is not None:
-            if len(_seen) >= _MAX_SEEN:
-                _seen.clear()
-            _seen[signature] = choice
+            _seen.keep(signature, choice)
     if (not watched or is_readable(qkv, slots, positions, block_table)) and checks_contents():
         check_contents(call)
     if choice is None:
@@ -95,8 +93,7 @@ def append_kv(
 
 # What runs calls of the plain form that were checked. A layer of a small model takes tens of microseconds on a CPU, and
 # all checks together a quarter of that; looking a call up takes a tenth of the checks.
-_seen: dict[object, Choice] = {}
-_MAX_SEEN = 4096
+_seen: Kept[Choice] = Kept()
 
 
 def _signature(

@@ -13,7 +13,7 @@ from onewave.ops.attention.checks import check_head_dim
 from onewave.ops.attention.masks import as_whole, check_softcap, is_finite, is_whole
 from onewave.ops.choice import Call
 from onewave.ops.decode_attention.caches import CacheShape, cache_shape
-from onewave.ops.library import shares_elements
+from onewave.ops.library import check_one_device, check_seq_lens, shares_elements
 
 CPU_TAKES = "one query a row, float32, whole rows of an unpacked cache, no extras"
 MAX_QUERIES = 8
@@ -83,7 +83,6 @@ class DecodeCall(Call):
 
     @property
     def first(self) -> Tensor:
-        """The queries."""
         return self.q
 
     @property
@@ -175,14 +174,12 @@ def check(call: DecodeCall, q: Tensor, out: Tensor | None) -> CacheShape:
     _check_extras(call, shape.num_kv_heads)
     if out is not None:
         _check_out(out, q)
-    for other in (*call.tensors, out):
-        if other is not None and other.device != q.device:
-            raise UnsupportedError(f"{_NAME}: devices", got=f"{q.device} and {other.device}", allowed="one device")
+    check_one_device(_NAME, q, (*call.tensors, out))
     return shape
 
 
 def _check_operands(call: DecodeCall) -> CacheShape:
-    q, k_cache, seq_lens = call.q, call.k_cache, call.seq_lens
+    q, k_cache = call.q, call.k_cache
     rows, num_heads, num_queries, head_dim = q.shape
     shape = cache_shape(_NAME, k_cache, call.v_cache, call.block_table, rows)
     if num_heads % shape.num_kv_heads or head_dim != shape.head_dim or not 1 <= num_queries <= MAX_QUERIES:
@@ -200,9 +197,7 @@ def _check_operands(call: DecodeCall) -> CacheShape:
     if k_cache.dtype not in (q.dtype, torch.int8, torch.float8_e4m3fn):
         allowed = f"{q.dtype} as q, int8, float8_e4m3fn"
         raise UnsupportedError(f"{_NAME}: cache dtype", got=str(k_cache.dtype), allowed=allowed)
-    if seq_lens.shape != (rows,) or seq_lens.dtype not in (torch.int32, torch.int64):
-        got = f"{seq_lens.dtype} {tuple(seq_lens.shape)}"
-        raise ShapeError(f"{_NAME}: seq_lens", got=got, allowed=f"int32 or int64 [{rows}]")
+    check_seq_lens(_NAME, call.seq_lens, rows)
     return shape
 
 
@@ -211,8 +206,7 @@ def check_backend(call: DecodeCall) -> None:
     backend, q = call.backend, call.q
     if backend not in _BACKENDS:
         raise InvalidArgumentError(f"{_NAME}: backend", got=shown(backend), allowed=", ".join(_BACKENDS))
-    where = str(q.device) if call.described is None else call.described.text
-    what = f"{q.dtype} on {where}"
+    what = f"{q.dtype} on {call.where}"
     if backend == "cpu" and not call.suits_loops:
         what += f", {q.shape[2]} queries a row, a {call.k_cache.dtype} cache"
         what += "" if call.is_plain else ", softcap, sinks, scales or the LSE"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.ops.backends import load
-from onewave.ops.choice import Asked, Choice, Reason, because, empty_on_meta
+from onewave.ops.choice import Asked, Choice, Kept, Reason, because, empty_on_meta
 from onewave.ops.decode_attention.call import CPU_TAKES, DecodeCall, check, check_backend
 from onewave.ops.decode_attention.hopper.plan import StreamCall, refusal, stream_tile, undescribable
 from onewave.ops.decode_attention.triton.plan import DecodePlan, DecodeSizes, plan_decode
@@ -53,7 +53,6 @@ class DecodeChoice(Choice):
 
     @property
     def tile(self) -> str:
-        """Of a program."""
         plan, warps, stages = self.plan, f"{self.plan.num_warps} warps", self.plan.num_stages
         if self.streams:
             warps, stages = "4 warps and a loading one", stream_tile(self.rows, self.capacity, self.num_shares).stages
@@ -61,13 +60,11 @@ class DecodeChoice(Choice):
 
     @property
     def split(self) -> str:
-        """Of a row of row_keys."""
         split = self.plan.split_of(self.row_keys)
         return f"{split} keys, {max(1, -(-self.row_keys // split))} of a row of {self.row_keys}"
 
     @property
     def programs(self) -> str:
-        """Of the launch."""
         return f"{self.num_shares} shares x {self.plan.num_kv_heads * self.plan.tiles}, on {self.num_sms} SMs"
 
 
@@ -82,17 +79,11 @@ def choose(call: DecodeCall) -> Choice:
         call.k_scale is None, call.window is None, call.split_size, call.smallest_split, call.backend,
         call.fused is None, call.described,
     )  # fmt: skip
-    choice = _chosen.get(facts)
-    if choice is None:
-        if len(_chosen) >= _MAX_CHOSEN:
-            _chosen.clear()
-        choice = _chosen[facts] = _on_gpu(call)
+    choice = _chosen.get(facts) or _chosen.keep(facts, _on_gpu(call))
     return choice if call.row_keys is None else replace(choice, row_keys=min(call.row_keys, choice.row_keys))
 
 
-# Choices by all that they depend on: choosing takes longer than looking one up.
-_chosen: dict[object, DecodeChoice] = {}
-_MAX_CHOSEN = 4096
+_chosen: Kept[DecodeChoice] = Kept()
 
 
 def _on_gpu(call: DecodeCall) -> DecodeChoice:

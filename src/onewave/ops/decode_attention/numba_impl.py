@@ -26,16 +26,8 @@ def _pairs(table_at: int, first_pair: int, last_pair: int) -> None:
     table = integers(table_at, 19)
     q_at, k_at, v_at, slots_at, seq_lens_at, out_at = table[1], table[2], table[3], table[4], table[5], table[6]
     rows = table[7]
-    num_heads, num_kv_heads, head_dim, stride_slot, stride_head, window, capacity, num_slots = (
-        table[8],
-        table[9],
-        table[10],
-        table[11],
-        table[12],
-        table[13],
-        table[14],
-        table[15],
-    )
+    num_heads, num_kv_heads, head_dim, stride_slot, stride_head = table[8], table[9], table[10], table[11], table[12]
+    window, capacity, num_slots = table[13], table[14], table[15]
     scale = np.float32(doubles(table_at, 1)[0])
     slots, seq_lens = integers(slots_at, rows), integers(seq_lens_at, rows)
     for pair in range(first_pair, last_pair):

@@ -10,6 +10,7 @@ from torch import Tensor
 from onewave.base.errors import ShapeError
 from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.backends import load
+from onewave.ops.choice import Kept
 from onewave.ops.decode_attention.caches import check_lengths
 from onewave.ops.decode_attention.call import SCHEMA, DecodeCall, check
 from onewave.ops.decode_attention.choose import choose
@@ -97,9 +98,7 @@ def decode_attention(
     if not watched and checks_contents():
         check_lengths(_NAME, seq_lens, shape.capacity, block_table, v_cache.shape[0], shape.block_size, call.visible)
     elif signature is not None and call.suits_loops:
-        if len(_seen) >= _MAX_SEEN:
-            _seen.clear()
-        _seen.add(signature)
+        _seen.keep(signature, True)
     result, lse = _registered(call) if watched else _run(call)
     result = out if out is not None else result if q.ndim == 4 else result[:, :, 0]
     if not return_lse:
@@ -110,8 +109,7 @@ def decode_attention(
 
 # Plain calls that were checked and that the CPU loops take. A layer of a small model takes tens of microseconds on a
 # CPU, and all checks together a quarter of that.
-_seen: set[object] = set()
-_MAX_SEEN = 4096
+_seen: Kept[bool] = Kept()
 
 
 def _signature(

@@ -35,7 +35,6 @@ class FFNCall(Call):
 
     @property
     def first(self) -> Tensor:
-        """The input."""
         return self.x
 
     @property

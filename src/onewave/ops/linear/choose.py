@@ -30,7 +30,6 @@ class LinearCall(Call):
 
     @property
     def first(self) -> Tensor:
-        """The input."""
         return self.x
 
 
@@ -45,12 +44,10 @@ class RowsChoice(Choice):
 
     @property
     def tile(self) -> str:
-        """Of a program."""
         return f"{self.block_n} rows x {self.block_k}, {self.num_warps} warps"
 
     @property
     def programs(self) -> str:
-        """Of the launch."""
         return str(self.num_programs)
 
 
@@ -65,7 +62,6 @@ class TileChoice(Choice):
 
     @property
     def tile(self) -> str:
-        """Of a program."""
         return f"{self.block_n} rows x {self.block_k}"
 
 

@@ -40,7 +40,6 @@ class MaskedCall(Call):
 
     @property
     def first(self) -> Tensor:
-        """The projection."""
         return self.qkv
 
     @property

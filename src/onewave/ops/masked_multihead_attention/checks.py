@@ -9,7 +9,15 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.attention.checks import check_head_dim
 from onewave.ops.attention.masks import is_finite, is_whole
 from onewave.ops.decode_attention.caches import cache_shape
-from onewave.ops.library import check_apart, check_optional, check_tensors, shares_elements
+from onewave.ops.library import (
+    check_apart,
+    check_one_device,
+    check_optional,
+    check_rotary,
+    check_seq_lens,
+    check_tensors,
+    shares_elements,
+)
 from onewave.ops.masked_multihead_attention.call import MaskedCall
 
 _NAME = "masked_multihead_attention"
@@ -25,9 +33,7 @@ def check_tensors_of(qkv: Tensor, tensors: dict[str, Tensor], optional: dict[str
     """Check what is a tensor and where. Raises InvalidArgumentError, UnsupportedError."""
     check_optional(_NAME, optional)
     check_tensors(_NAME, qkv=qkv, **tensors)
-    for other in (*tensors.values(), *optional.values()):
-        if other is not None and other.device != qkv.device:
-            raise UnsupportedError(f"{_NAME}: devices", got=f"{qkv.device} and {other.device}", allowed="one device")
+    check_one_device(_NAME, qkv, (*tensors.values(), *optional.values()))
 
 
 def as_heads(qkv: Tensor, cache_k: Tensor, cache_v: Tensor) -> Tensor:
@@ -45,12 +51,10 @@ def as_heads(qkv: Tensor, cache_k: Tensor, cache_v: Tensor) -> Tensor:
 def check(call: MaskedCall) -> None:
     """Check everything that needs no reading of tensors. Raises ShapeError, UnsupportedError, InvalidArgumentError."""
     rows, width, head_dim = call.qkv.shape
-    seq_lens, fused, num_heads = call.seq_lens, call.fused, call.num_heads
+    fused, num_heads = call.fused, call.num_heads
     check_head_dim(_NAME, head_dim, on_cpu=not call.on_gpu)
     _check_dtypes(call)
-    if seq_lens.shape != (rows,) or seq_lens.dtype not in (torch.int32, torch.int64):
-        got = f"{seq_lens.dtype} {tuple(seq_lens.shape)}"
-        raise ShapeError(f"{_NAME}: seq_lens", got=got, allowed=f"int32 or int64 [{rows}]")
+    check_seq_lens(_NAME, call.seq_lens, rows)
     finished = fused.finished
     if finished is not None and (finished.shape != (rows,) or finished.dtype is not torch.bool):
         got = f"{finished.dtype} {tuple(finished.shape)}"
@@ -66,7 +70,7 @@ def check(call: MaskedCall) -> None:
     if fused.src_mask is not None:
         _check_mask(fused.src_mask, rows, num_heads)
     if fused.rotary is not None:
-        _check_rotary(fused.rotary, rows, head_dim)
+        check_rotary(_NAME, fused.rotary, rows, head_dim)
     _check_numbers(call)
 
 
@@ -76,8 +80,9 @@ def check_backend(call: MaskedCall) -> None:
     if backend not in _BACKENDS:
         raise InvalidArgumentError(f"{_NAME}: backend", got=shown(backend), allowed=", ".join(_BACKENDS))
     if backend in ("gluon", "triton") and not call.on_gpu:
-        where = str(call.qkv.device) if call.described is None else call.described.text
-        raise UnsupportedError(f"{_NAME} (backend={backend})", got=where, allowed="cuda", next='Use backend="auto".')
+        raise UnsupportedError(
+            f"{_NAME} (backend={backend})", got=call.where, allowed="cuda", next='Use backend="auto".'
+        )
 
 
 def _num_heads(qkv: Tensor, num_kv_heads: int, head_dim: int) -> int:
@@ -99,8 +104,7 @@ def _check_dtypes(call: MaskedCall) -> None:
     allowed = _CUDA_DTYPES if call.on_gpu else _CPU_DTYPES
     if cache_v.dtype not in allowed:
         names = ", ".join(str(kind).removeprefix("torch.") for kind in allowed)
-        where = qkv.device.type if call.described is None else call.described.text
-        raise UnsupportedError(f"{_NAME}: cache dtype", got=f"{cache_v.dtype} on {where}", allowed=names)
+        raise UnsupportedError(f"{_NAME}: cache dtype", got=f"{cache_v.dtype} on {call.where}", allowed=names)
     if qkv.dtype not in (cache_v.dtype, torch.int32):
         raise UnsupportedError(
             f"{_NAME}: dtype of qkv", got=str(qkv.dtype), allowed=f"{cache_v.dtype} as the cache, int32"
@@ -131,14 +135,6 @@ def _check_mask(src_mask: Tensor, rows: int, num_heads: int) -> None:
         )
     if src_mask.stride(3) != 1 and src_mask.shape[3] > 1:
         raise ShapeError(f"{_NAME}: strides of src_mask", got=str(src_mask.stride()), allowed="a contiguous last axis")
-
-
-def _check_rotary(rotary: Tensor, rows: int, head_dim: int) -> None:
-    if rotary.ndim != 2 or rotary.shape[0] != rows or rotary.shape[1] % 2 or rotary.shape[1] > head_dim:
-        allowed = f"[{rows}, an even rotary_dim up to {head_dim}]"
-        raise ShapeError(f"{_NAME}: rotary", got=str(tuple(rotary.shape)), allowed=allowed)
-    if rotary.dtype is not torch.float32:
-        raise UnsupportedError(f"{_NAME}: dtype of rotary", got=str(rotary.dtype), allowed="float32")
 
 
 def _check_numbers(call: MaskedCall) -> None:

@@ -26,7 +26,6 @@ class MergeCall(Call):
 
     @property
     def first(self) -> Tensor:
-        """The first part's output."""
         return self.outs[0]
 
     @property

@@ -26,12 +26,10 @@ class MergeChoice(Choice):
 
     @property
     def tile(self) -> str:
-        """Of a program."""
         return f"{self.block_s} queries x {self.block_d}, {self.num_warps} warps"
 
     @property
     def programs(self) -> str:
-        """Of the launch."""
         return str(self.num_programs)
 
 

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from onewave.wave.kernel.parameters import Target
 from onewave.wave.kernel.records import aligned_pointer, place_pointer, record_word
-from onewave.wave.kernel.spin import ABSENT, load_words, poll_words
+from onewave.wave.kernel.spin import ABSENT, read_words
 from onewave.wave.kernel.widen.byte_values import lowered
 from onewave.wave.kernel.words import FLAG, KIND, PLACE, WORD
 
@@ -310,10 +310,7 @@ def reduce_pieces(step, site, c):
             there = (number < slices)[:, None] & real[None, :]
             at = base[None, :] + (number * (c.NB * c.R))[:, None]
             pointers = gl.where(there, (step.sets.current + first + at).to(gl.int64), 0)
-            if c.SYNC == 1:
-                words = load_words(pointers, GROUP * 4)
-            else:
-                words = poll_words(pointers, site.watch, site.block, site.step, GROUP * 4)
+            words = read_words(pointers, site, c.SYNC, GROUP * 4)
             total += gl.sum(words.to(gl.float32, bitcast=True), axis=0)
         sequence = gl.where(v < pieces * (c.NB * PR), b, c.NB)
         where = Target(flags=flags, to_caller=step.kind == KIND.REDUCE_OUT, first=target, stride=stride)

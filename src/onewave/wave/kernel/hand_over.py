@@ -1,4 +1,4 @@
-"""Hand finished row blocks from a multiply partition to the exchange partition, through shared memory.
+"""What both kinds of multiply partitions share: steps, slots, and handing finished row blocks to the exchange.
 
 The channel has two places of G row blocks: the next group is multiplied while one is published. Constexprs: kernel.py.
 """
@@ -8,6 +8,28 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from onewave.wave.kernel.words import KIND, WORD
+
+
+@gluon.jit
+def product_of(record):
+    """A step's kind, row blocks (0 if it is no product), weight tiles and chunks. record: pointer."""
+    kind = gl.load(record + WORD.KIND)
+    blocks = gl.load(record + WORD.BLOCKS)
+    tiles = gl.load(record + WORD.TILES)
+    chunks = gl.load(record + WORD.CHUNKS)
+    if kind >= KIND.REDUCE_HIDDEN:
+        blocks = 0
+    return kind, blocks, tiles, chunks
+
+
+@gluon.jit
+def next_slot(slot, phase, S: gl.constexpr):
+    """The slot after a slot of the ring, and its phase."""
+    wraps = slot == S - 1
+    phase = gl.where(wraps, phase ^ 1, phase)
+    return gl.where(wraps, 0, slot + 1), phase
 
 
 @gluon.jit

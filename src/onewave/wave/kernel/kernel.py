@@ -80,7 +80,7 @@ from onewave.gpu.ptx.hook import install
 from onewave.wave.kernel.attend.attend import attention_memory
 from onewave.wave.kernel.attend.streamed import skip_tiles, tiles_of_keys
 from onewave.wave.kernel.exchange import exchange_partition
-from onewave.wave.kernel.hand_over import hand_over
+from onewave.wave.kernel.hand_over import hand_over, next_slot, product_of
 from onewave.wave.kernel.load import load_first, load_partition, tiles_ahead
 from onewave.wave.kernel.parameters import (
     Channel,
@@ -95,7 +95,7 @@ from onewave.wave.kernel.parameters import (
 )
 from onewave.wave.kernel.records import copy_first_records, records_memory
 from onewave.wave.kernel.widen.widen import multiply_byte_steps
-from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, WORD, boxes_of
+from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, boxes_of
 
 
 @gluon.jit
@@ -135,12 +135,7 @@ def multiply_steps(steps, num_steps, sequences, ring, activations, results, c):
     keys = 0
     for step in tl.range(num_steps, disable_licm=True):
         record = steps + step * RECORD_SIZE
-        kind = gl.load(record + WORD.KIND)
-        blocks = gl.load(record + WORD.BLOCKS)
-        tiles = gl.load(record + WORD.TILES)
-        chunks = gl.load(record + WORD.CHUNKS)
-        if kind >= KIND.REDUCE_HIDDEN:
-            blocks = 0
+        kind, blocks, tiles, chunks = product_of(record)
         if c.STREAMS:
             if kind == KIND.ATTEND:
                 known = tiles_of_keys(record, tiles, known, sequences, c)
@@ -291,9 +286,7 @@ def multiply_block(acc, tiles, chunk, x, at, ring, c):
         # Triton wants a barrier after an arrival: here it hides behind the product.
         gl.thread_barrier()
         before = slot
-        wraps = slot == c.S - 1
-        phase = gl.where(wraps, phase ^ 1, phase)
-        slot = gl.where(wraps, 0, slot + 1)
+        slot, phase = next_slot(slot, phase, c.S)
     return acc, slot, phase, before
 
 

@@ -238,6 +238,15 @@ def load_words(pointers, WORDS: gl.constexpr):
 
 
 @gluon.jit
+def read_words(pointers, site, SYNC: gl.constexpr, WORDS: gl.constexpr):
+    """Load words of the exchange, WORDS a thread; under SYNC 0 poll until all have come."""
+    if SYNC == 1:
+        return load_words(pointers, WORDS)
+    else:
+        return poll_words(pointers, site.watch, site.block, site.step, WORDS)
+
+
+@gluon.jit
 def spin_counter(pointers, values, watch, block, step):
     """Wait until each int32 counter at `pointers` has reached its value; pointer 0: no wait."""
     flag = pointers.to(gl.int64) * 0 + watch.to(gl.int64)

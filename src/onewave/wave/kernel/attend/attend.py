@@ -35,7 +35,7 @@ from onewave.wave.kernel.attend.cached import (
     rows_of_cache,
     words_to,
 )
-from onewave.wave.kernel.attend.combine import read_words, split_of_keys
+from onewave.wave.kernel.attend.combine import split_of_keys
 from onewave.wave.kernel.attend.layouts import (
     head_words,
     key_rows,
@@ -52,6 +52,7 @@ from onewave.wave.kernel.attend.streamed import from_ring, release_keys, tiles_o
 from onewave.wave.kernel.finish import bits16, to_float
 from onewave.wave.kernel.parameters import AttentionMemory, SplitTask
 from onewave.wave.kernel.records import place_pointer, record_word
+from onewave.wave.kernel.spin import read_words
 from onewave.wave.kernel.words import PLACE, WORD
 
 # Blocks of keys, a power of two, between the one that is multiplied and the one that is prefetched to L2.

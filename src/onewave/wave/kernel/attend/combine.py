@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from onewave.wave.kernel.attend.layouts import part_packet, part_words
 from onewave.wave.kernel.finish import bits16
 from onewave.wave.kernel.records import record_word
-from onewave.wave.kernel.spin import ABSENT, load_words, poll_words
+from onewave.wave.kernel.spin import ABSENT, read_words
 from onewave.wave.kernel.words import WORD
 from onewave.wave.plan.layout import BLOCK_KEYS, POLLED_KEYS, POLLED_SPLITS, SINGLE_SPLIT_KEYS, SPLIT_KEYS
 
@@ -23,15 +23,6 @@ _SPLIT = gl.constexpr(SPLIT_KEYS)
 _POLLED_KEYS = gl.constexpr(POLLED_KEYS)
 _POLLED_SPLITS = gl.constexpr(POLLED_SPLITS)
 _BLOCK = gl.constexpr(BLOCK_KEYS)
-
-
-@gluon.jit
-def read_words(pointers, site, SYNC: gl.constexpr, WORDS: gl.constexpr):
-    """Load words of the exchange, WORDS a thread; under SYNC 0 poll until all have come."""
-    if SYNC == 1:
-        return load_words(pointers, WORDS)
-    else:
-        return poll_words(pointers, site.watch, site.block, site.step, WORDS)
 
 
 @gluon.jit

@@ -20,6 +20,13 @@ _MAX_SPLITS = gl.constexpr(MAX_SPLITS)
 
 
 @gluon.jit
+def store_both(step, first, at, words, mask):
+    """Store words at `at` behind a 16-byte aligned `first`, and clear them in the next set."""
+    gl.store(gl.multiple_of(step.sets.current + first, 16) + at, words, mask=mask)
+    gl.store(gl.multiple_of(step.sets.next + first, 16) + at, words | ABSENT, mask=mask)
+
+
+@gluon.jit
 def publish_split(step, low, high, lse, D: gl.constexpr):
     """Publish a split's result for `combine`: head by head, D float32 values and four times their log2-sum-exp2."""
     values = bits32(gl.reshape(gl.join(low, high), [8, D]))
@@ -54,8 +61,7 @@ def publish_mergeable(step, low, high, lse, c):
     shown = (head < record_word(step.record, WORD.HEADS)) & (step.withheld == 0)
     at = (head * mergeable_words(D))[:, None] + pair[None, :]
     values = first + split * (D // 2)
-    gl.store(gl.multiple_of(step.sets.current + values, 16) + at, words, mask=shown[:, None])
-    gl.store(gl.multiple_of(step.sets.next + values, 16) + at, words | ABSENT, mask=shown[:, None])
+    store_both(step, values, at, words, shown[:, None])
     at = first + _MAX_SPLITS * (D // 2) + split + head * mergeable_words(D)
     gl.store(step.sets.current + at, bits32(gl.convert_layout(lse, gl.SliceLayout(1, LW))), mask=shown)
     gl.store(step.sets.next + at, head | ABSENT, mask=shown)
@@ -102,5 +108,4 @@ def publish_whole(step, low, high, c):
     target = record_word(step.record, WORD.WHOLE)
     shown = (head < record_word(step.record, WORD.HEADS)) & (step.withheld == 0)
     at = head * (c.D // 2) + pair
-    gl.store(gl.multiple_of(step.sets.current + target, 16) + at, words, mask=shown)
-    gl.store(gl.multiple_of(step.sets.next + target, 16) + at, words | ABSENT, mask=shown)
+    store_both(step, target, at, words, shown)

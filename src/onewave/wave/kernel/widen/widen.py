@@ -21,10 +21,10 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from onewave.wave.kernel.attend.streamed import skip_tiles, tiles_of_keys
-from onewave.wave.kernel.hand_over import hand_over, hand_over_one
+from onewave.wave.kernel.hand_over import hand_over, hand_over_one, next_slot, product_of
 from onewave.wave.kernel.widen.byte_values import widened
 from onewave.wave.kernel.widen.compact_values import compact_numbers, listed_numbers
-from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, WORD
+from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE
 
 
 @gluon.jit
@@ -80,12 +80,7 @@ def multiply_byte_steps(steps, num_steps, sequences, ring, activations, results,
     known = 0  # tiles of keys and values of the last attention task
     for step in range(num_steps):
         record = steps + step * RECORD_SIZE
-        kind = gl.load(record + WORD.KIND)
-        blocks = gl.load(record + WORD.BLOCKS)
-        tiles = gl.load(record + WORD.TILES)
-        chunks = gl.load(record + WORD.CHUNKS)
-        if kind >= KIND.REDUCE_HIDDEN:
-            blocks = 0
+        kind, blocks, tiles, chunks = product_of(record)
         if c.STREAMS:
             if kind == KIND.ATTEND:
                 known = tiles_of_keys(record, tiles, known, sequences, c)
@@ -166,9 +161,7 @@ def multiply_bytes(acc, count, chunk, x, slot, phase, ring, c):
         gl.thread_barrier()
         mbarrier.arrive(ring.empty.index(slot), count=1)
         gl.thread_barrier()
-        wraps = slot == c.S - 1
-        phase = gl.where(wraps, phase ^ 1, phase)
-        slot = gl.where(wraps, 0, slot + 1)
+        slot, phase = next_slot(slot, phase, c.S)
     if NARROW:
         acc += other
     return acc, slot, phase
