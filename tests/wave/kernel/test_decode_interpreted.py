@@ -20,12 +20,9 @@ from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.decode_wave import wave_weights
 from onewave.models.llama_plan import DecodePlan, plan_decode
-from onewave.tiles.graph.builders import cuts
-from onewave.tiles.graph.graph import Tile
-from onewave.wave.plan.deal import Deal
-from onewave.wave.plan.operations import INPUT, OUTPUT, Attention
+from onewave.wave.plan.layout import keys_per_split, splits_of
+from onewave.wave.plan.operations import INPUT, OUTPUT
 
-CONTEXT = 37
 Tiles = Sequence[Any]
 
 
@@ -102,7 +99,7 @@ class Step:
         head, kv_head = groups.first_head(group), group // groups.of_kv_head
         q = self.rotated(row[head * dim :][: groups.heads_of(group) * dim].reshape(-1, dim)) * dim**-0.5
         keys, values = cache["keys"], cache["values"]
-        if cache["newest"]:
+        if cache["last"]:
             k = row[(groups.heads + kv_head) * dim :][:dim]
             v = row[(groups.heads + groups.kv_heads + kv_head) * dim :][:dim]
             keys, values = np.vstack((keys, self.rotated(k))), np.vstack((values, v))
@@ -122,28 +119,24 @@ class Step:
         return [total]
 
 
-def every_split_reads(deal: Deal, operation: Attention, kv_unit: int, split: int) -> tuple[Tile, ...]:
-    """Give each attention task a tile of the cache, with or without keys: it tells the task its split."""
-    cache, groups = f"cache{operation.layer}", operation.groups
-    if cache not in deal.build.tensors:
-        deal.build.tensor(cache, (groups.count * deal.batch, groups.splits), (1, 1))
-    return ((cache, (kv_unit, split)),)
-
-
-@pytest.mark.parametrize(("workers", "seed", "splits"), [(1, 0, 4), (3, 1, 4), (7, 2, 4), (3, 3, 8), (7, 4, 16)])
+# So many keys that each split has some: the shipped plan gives a split without any no tile of the cache.
+@pytest.mark.parametrize(
+    ("workers", "seed", "splits", "context"),
+    [(1, 0, 4, 500), (3, 1, 4, 512), (7, 2, 4, 500), (3, 3, 8, 1000), (7, 4, 16, 10200)],
+)
 def test_the_table_gives_the_forward_passs_logits(
-    workers: int, seed: int, splits: int, monkeypatch: pytest.MonkeyPatch
+    workers: int, seed: int, splits: int, context: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llama_plan, "_ATTENTION_TASKS", 2 * splits)
-    model = in_float32(random_model(replace(BASE, num_heads=4, num_kv_heads=2)))
-    monkeypatch.setattr(Deal, "_cached", every_split_reads)
-    plan = plan_decode(model.config, batch=1, workers=workers)
+    model = in_float32(random_model(replace(BASE, num_heads=4, num_kv_heads=2, max_position=10304)))
+    plan = plan_decode(model.config, batch=1, workers=workers, context=context)
     graph, table, groups = plan.graph, plan.table, plan.groups
     assert groups.of_kv_head == 1  # so a unit is its KV head's
-    kv = model.new_cache(num_slots=1, capacity=CONTEXT + 1)
+    assert splits_of(context + 1, groups.splits, reader_merges=groups.reader_merges) == groups.splits == splits
+    kv = model.new_cache(num_slots=1, capacity=context + 1)
     kv.k.normal_(generator=torch.Generator().manual_seed(1))
     kv.v.normal_(generator=torch.Generator().manual_seed(2))
-    step = Step(model, plan, model.rotary.rows(CONTEXT + 1)[CONTEXT].double().numpy())
+    step = Step(model, plan, model.rotary.rows(context + 1)[context].double().numpy())
     memory: dict[int, np.ndarray] = {}
 
     def put(name: str, index: tuple[int, ...], value: Any) -> None:
@@ -161,18 +154,14 @@ def test_the_table_gives_the_forward_passs_logits(
         for block in range(blocks):
             part = whole[block * rows : (block + 1) * rows]
             put(f"W_{name}", (block, 0), {"row": block * rows, "rows": part})
-    share = cuts(cuts(CONTEXT + 1, groups.splits), 16) * 16
+    share = keys_per_split(context + 1, groups.splits, reader_merges=groups.reader_merges)
     for layer in range(model.config.num_layers):
         for unit in range(groups.count):
-            keys, values = (
-                cache[layer, 0, unit // groups.of_kv_head, :CONTEXT].double().numpy() for cache in (kv.k, kv.v)
-            )
+            keys, values = (cache[layer, 0, unit, :context].double().numpy() for cache in (kv.k, kv.v))
             for split in range(groups.splits):
                 span = slice(split * share, (split + 1) * share)
-                holds = {"unit": unit, "keys": keys[span], "values": values[span]}
-                holds["newest"] = split * share <= CONTEXT < (split + 1) * share
-                holds |= {"split": split, "last": split == groups.splits - 1}
-                put(f"cache{layer}", (unit, split), holds)
+                where = {"unit": unit, "split": split, "last": split == groups.splits - 1}
+                put(f"cache{layer}", (unit, split), {**where, "keys": keys[span], "values": values[span]})
     operators = step.operators()
     layers = range(model.config.num_layers)
     operators |= {f"o{layer}": lambda reads: step.add(with_places(reads, step)) for layer in layers}
@@ -184,7 +173,7 @@ def test_the_table_gives_the_forward_passs_logits(
             if graph.tile_number((OUTPUT, (0, i))) in found
         ]
     )
-    batch = Batch.decode(*torch.tensor([[token], [CONTEXT], [0]]))
+    batch = Batch.decode(*torch.tensor([[token], [context], [0]]))
     expected = model.forward(batch, kv).double().numpy()
     assert np.abs(logits[:, :131] - expected).max() < 1e-4 * np.abs(expected).max()
 
