@@ -16,7 +16,7 @@ from onewave.base.errors import InvalidArgumentError, ShapeError
 from onewave.models import llama_plan
 from onewave.models.llama import Llama
 from onewave.tiles.graph.builders import cuts
-from onewave.wave.launch.block_table import check_entries, check_pages
+from onewave.wave.launch.checks import check_entries, check_pages
 
 Line = tuple[int, int, int, int, int, int]
 """Which cache, layer, slot, head, key and word a line brought nearer begins with."""

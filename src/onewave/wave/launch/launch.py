@@ -13,9 +13,8 @@ from torch import Tensor
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled, shown
 from onewave.base.settings import Settings
 from onewave.tiles.sim.trace import Trace
-from onewave.wave.launch.block_table import check_entries, check_pages
 from onewave.wave.launch.boxes import keys_box, rows_box, streams_keys
-from onewave.wave.launch.checks import check_cache, check_sequences
+from onewave.wave.launch.checks import check_cache, check_entries, check_pages, check_sequences
 from onewave.wave.launch.state import LaunchState
 from onewave.wave.launch.watch import measured_trace, stalls
 from onewave.wave.plan.layout import POINTERS, TOGETHER
@@ -131,48 +130,24 @@ class Wave:
         torch.cuda.current_stream(device).synchronize()
 
     def _kernel_constants(self, activation: str | None) -> dict[str, Any]:
-        merges = self.program.merge_words > 0
+        program, setup = self.program, self._attention
+        attention: dict[str, Any] = {"D": 0, "GP": 1, "CH": 1, "KSPLITS": 1, "QKNORM": False, "EPS": 1.0, "SCALE": 1.0}
+        if setup is not None:
+            groups = setup.groups
+            attention |= {"D": groups.head_dim, "GP": groups.size, "CH": groups.merged, "KSPLITS": groups.splits}
+            attention |= {"QKNORM": setup.q_norm is not None, "EPS": setup.eps, "SCALE": setup.scale}
         return {
-            **self.program.constants,
+            **program.constants,
             "ACT": ACTIVATIONS[activation],
             "SYNC": int(self._counters),
             "FORMAT": 0 if self._weight_format is None else self._weight_format.number,
-            "FLIGHT": in_flight(self.program.shape, attends=self._attention is not None, merges=merges),
+            "FLIGHT": in_flight(program.shape, attends=setup is not None, merges=program.merge_words > 0),
             "XW": _EXCHANGE_WARPS,
-            **self._resources(),
-            "D": 0,
-            "GP": 1,
-            "CH": 1,
-            "KSPLITS": 1,
-            "QKNORM": False,
-            "EPS": 1.0,
-            "SCALE": 1.0,
+            **kernel_resources(program.shape, attention["D"]),
+            **attention,
             "PAGE": 0,
             "STREAMS": 0,
-            "MULTIPLIERS": self.program.shape.multipliers,
-            **self._attention_constants(),
-        }
-
-    def _resources(self, **how: bool) -> dict[str, int]:
-        return kernel_resources(self.program.shape, self._head_dim, **how)
-
-    @property
-    def _head_dim(self) -> int:
-        return 0 if self._attention is None else self._attention.groups.head_dim
-
-    def _attention_constants(self) -> dict[str, Any]:
-        setup = self._attention
-        if setup is None:
-            return {}
-        groups = setup.groups
-        return {
-            "D": self._head_dim,
-            "GP": groups.size,
-            "CH": groups.merged,
-            "KSPLITS": groups.splits,
-            "QKNORM": setup.q_norm is not None,
-            "EPS": setup.eps,
-            "SCALE": setup.scale,
+            "MULTIPLIERS": program.shape.multipliers,
         }
 
     def bind_cache(self, k: Tensor, v: Tensor, table: Tensor | None = None) -> None:
@@ -211,7 +186,10 @@ class Wave:
         )
         self._constants["PAGE"] = 0 if table is None else k.shape[3]
         streams = table is None and streams_keys(k, self.program.shape)
-        self._constants |= self._resources(paged=table is not None, streams=streams) | {"STREAMS": int(streams)}
+        resources = kernel_resources(
+            self.program.shape, setup.groups.head_dim, paged=table is not None, streams=streams
+        )
+        self._constants |= resources | {"STREAMS": int(streams)}
         self._key_boxes = (keys_box(k), keys_box(v)) if streams else (self._weights_box, self._weights_box)
         self._bound = (k, v, table, rotary)
         # After the last launch, which reads it. Blocking, from pageable memory: the next may be on another stream.

@@ -131,10 +131,9 @@ class Deal:
         operation = self.operations[name]
         assert isinstance(operation, Operation)
         height = self.height(operation)
-        rows = range(first * height, (first + blocks) * height)
+        spans = range(first * height // self.shape.rows, ((first + blocks) * height - 1) // self.shape.rows + 1)
         flops = blocks * height * operation.slices * self.batch
         if operation.weight is None:
-            spans = range(rows.start // self.shape.rows, (rows.stop - 1) // self.shape.rows + 1)
             reads: list[Tile] = [(operation.source, (k, row)) for k in range(operation.slices) for row in spans]
         else:
             bounds = slice_bounds(operation.cols, operation.slices, self.shape)
@@ -150,9 +149,7 @@ class Deal:
             flops = 2 * blocks * height * (bounds[part + 1] - bounds[part]) * self.batch
         writes: list[Tile] = self._writes(operation, first, blocks, part, worker)
         if operation.residual:  # the stream itself stays with its worker
-            if "residual" not in self.build.tensors:
-                self.build.tensor("residual", (self.batch, operation.rows), (self.batch, self.shape.rows), 4)
-            spans = range(rows.start // self.shape.rows, (rows.stop - 1) // self.shape.rows + 1)
+            self._tensor("residual", (self.batch, operation.rows), (self.batch, self.shape.rows), 4)
             own: list[Tile] = [("residual", (0, row)) for row in spans]
             reads += [(INPUT, (0, 0))] if operation.embedded else own
             writes += own
@@ -168,6 +165,14 @@ class Deal:
             shape = (operation.rows, width * operation.slices)
             self.build.tensor(tensor, shape, (self.shape.rows, width), self.shape.weight_bytes)
         return tensor
+
+    def _tensor(
+        self, name: str, shape: tuple[int, int], tile: tuple[int, int], value_bytes: float | None = None
+    ) -> str:
+        """Declare a tensor at its first use; return its name."""
+        if name not in self.build.tensors:
+            self.build.tensor(name, shape, tile, value_bytes)
+        return name
 
     def _reads(self, source: str, low: int, high: int) -> tuple[Tile, ...]:
         """Return the tiles that hold values low to high of every sequence."""
@@ -189,21 +194,17 @@ class Deal:
     def _writes(self, operation: Operation, first: int, blocks: int, part: int, worker: int) -> list[Tile]:
         target, height = operation.target, self.height(operation)
         if operation.partial:
-            if target not in self.build.tensors:
-                grid = (operation.slices, operation.rows)
-                self.build.tensor(target, grid, (1, self.shape.rows), 4 * self.batch)
+            self._tensor(target, (operation.slices, operation.rows), (1, self.shape.rows), 4 * self.batch)
             return [(target, (part, first + i)) for i in range(blocks)]
         width = height // 2 if operation.gated else height
         spans = self._spans.setdefault(target, [])
         if self.by_writer:
-            if target not in self.build.tensors:
-                share = 2 * operation.outputs / self.workers
-                self.build.tensor(target, (self.batch, self.workers), (self.batch, 1), share)
+            share = 2 * operation.outputs / self.workers
+            self._tensor(target, (self.batch, self.workers), (self.batch, 1), share)
             tiles: list[Tile] = [(target, (0, worker))]
             spans.append((first * width, (first + blocks) * width, tiles[0]))
             return tiles
-        if target not in self.build.tensors:
-            self.build.tensor(target, (self.batch, operation.outputs), (self.batch, width))
+        self._tensor(target, (self.batch, operation.outputs), (self.batch, width))
         tiles = [(target, (0, first + i)) for i in range(blocks)]
         spans += [((first + i) * width, (first + i + 1) * width, tile) for i, tile in enumerate(tiles)]
         return tiles
@@ -239,21 +240,17 @@ class Deal:
             for low, high in zip(at, ends, strict=True)
             for tile in self._reads(operation.source, low * dim, high * dim)
         ]
-        fresh, bytes_per_key = f"appended{operation.layer}", 2 * 2 * dim
-        if fresh not in self.build.tensors:
-            self.build.tensor(fresh, (units, 1), (1, 1), bytes_per_key)
+        fresh = self._tensor(f"appended{operation.layer}", (units, 1), (1, 1), 2 * 2 * dim)
         cached = self._cached(operation, unit // groups.count * groups.kv_heads + kv_head, split)
         if groups.reader_merges:  # whole heads; split 0 also writes finished attention, for sequences of one split
-            if operation.target not in self.build.tensors:
-                self.build.tensor(operation.target, (units, groups.splits), (1, 1))
+            self._tensor(operation.target, (units, groups.splits), (1, 1))
             writes: list[Tile] = [(operation.target, (unit, split))]
             if split == 0:
                 writes.append(self._finished(operation.combined, groups, unit, head, heads))
         else:
             pieces = groups.size // groups.merged
-            if operation.target not in self.build.tensors:
-                shape = (units * pieces, groups.splits)
-                self.build.tensor(operation.target, shape, (1, 1), 4 * groups.merged * (dim + 4))
+            shape = (units * pieces, groups.splits)
+            self._tensor(operation.target, shape, (1, 1), 4 * groups.merged * (dim + 4))
             writes = [(operation.target, (unit * pieces + part, split)) for part in range(len(groups.parts_of(group)))]
         if split == groups.splits - 1:  # whichever split holds the new key appends it; this one stands for all
             writes.append((fresh, (unit, 0)))
@@ -279,9 +276,8 @@ class Deal:
 
     def _finished(self, target: str, groups: HeadGroups, number: int, head: int, heads: int) -> Tile:
         """Return the tile that holds so many heads' finished attention."""
-        if target not in self.build.tensors:
-            tiles = groups.count * self.batch * (groups.size // groups.merged)
-            self.build.tensor(target, (1, tiles), (1, 1), 2 * groups.merged * groups.head_dim)
+        tiles = groups.count * self.batch * (groups.size // groups.merged)
+        self._tensor(target, (1, tiles), (1, 1), 2 * groups.merged * groups.head_dim)
         tile: Tile = (target, (0, number))
         self._spans.setdefault(target, []).append((head * groups.head_dim, (head + heads) * groups.head_dim, tile))
         return tile
