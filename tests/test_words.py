@@ -30,7 +30,7 @@ EVERYWHERE = {
 IN_DOCS = {r"\b(?:somebody|everybody|anybody|nobody)\b": "thread block, warp, partition, caller"}
 IN_SOURCE = IN_DOCS | {
     r"\bwho(?:ever|m)?\b": "the subject itself: thread block, warp, caller, request",
-    r"\b_?(?:MOST|FEW)_\w+|\b_?(?:most|few)_(?!common\b|likely\b)[a-z]\w*": "MAX_X, NUM_X, max_x, num_x",
+    r"\b_?(?:MOST|FEW)(?:_\w+)?\b|\b_?(?:most|few)_(?!common\b|likely\b)[a-z]\w*": "MAX_X, NUM_X, max_x, num_x",
     r"\btaken apart\b": "unpack, widen",
     r"\beasy_\w+|\b\w+_easy\b|\beas(?:y|ily)\b": "slack",
 }

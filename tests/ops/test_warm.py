@@ -11,7 +11,7 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.engine.options import choose_device
 from onewave.ops import warm as module_function
 from onewave.ops.attention.hopper.plan import Work, schedule
-from onewave.ops.warm import _FEW, _HEADS, _MANY, _WINDOW, _calls, side_by_side, warm
+from onewave.ops.warm import _HEADS, _LONG, _SHORT, _WINDOW, _calls, side_by_side, warm
 
 CPU = torch.device("cpu")
 
@@ -83,8 +83,8 @@ def test_its_operands_reach_every_way_to_deal_tiles(num_sms: int, head_dim: int,
         work = Work(heads, 1, rows, rows, 0, left, 0, sequences if packed else None)
         return schedule(work, columns=head_dim, num_sms=num_sms, queue=True).order
 
-    assert [order(_FEW, packed=packed) for packed in (False, True)] == ["turns", "turns"]
-    assert [order(_MANY, packed=packed) for packed in (False, True)] == ["table", "sorted"]
+    assert [order(_SHORT, packed=packed) for packed in (False, True)] == ["turns", "turns"]
+    assert [order(_LONG, packed=packed) for packed in (False, True)] == ["table", "sorted"]
 
 
 def test_every_adds_windows_full_packed_calls_and_sums() -> None:

@@ -145,7 +145,7 @@ def _sizes(shape: Shape) -> tuple[int, ...]:
 
 
 def _device(device: str | torch.device | None) -> Device:
-    """Return the device that is asked about: a GPU of which nothing is known is an H200."""
+    """Return the device that is asked about; an unknown GPU is an H200."""
     text = "cuda" if torch.cuda.is_available() else "cpu"
     text = text if device is None else str(device)
     found = re.fullmatch(r"cpu|cuda(?::(?:sm_?(\d{2,3})|\d+))?", text)

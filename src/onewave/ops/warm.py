@@ -22,7 +22,7 @@ from onewave.ops.attention.op import attention, attention_varlen
 
 _HEADS = 16
 # Sequences and their tokens: few enough for causal tiles to be dealt in turns, enough for a table or a sorted queue.
-_FEW, _MANY = (1, 512), (12, 1024)
+_SHORT, _LONG = (1, 512), (12, 1024)
 _WINDOW = (255, 0)
 
 
@@ -82,8 +82,8 @@ def _calls(
         kind = f"{str(dtype).removeprefix('torch.')}, head_dim {head_dim}"
         make = partial(_call, head_dim=head_dim, dtype=dtype, device=device, return_lse=lse)
         end = ", LSE" * lse
-        calls[f"attention, {kind}, full{end}"] = partial(make, _MANY)
-        for tiles, some in (("few tiles", _FEW), ("many tiles", _MANY)):
+        calls[f"attention, {kind}, full{end}"] = partial(make, _LONG)
+        for tiles, some in (("few tiles", _SHORT), ("many tiles", _LONG)):
             causal = partial(make, some, causal=True)
             calls[f"attention, {kind}, causal, {tiles}{end}"] = causal
             calls[f"attention_varlen, {kind}, causal, {tiles}{end}"] = partial(causal, packed=True)

@@ -410,7 +410,7 @@ def test_lower_refuses_bad_input_in_one_line(onewave, arguments):
 def test_a_table_that_can_not_be_written_leaves_the_file_that_was_there(tmp_path, monkeypatch, name):
     file = tmp_path / name
     file.write_text("kept")
-    monkeypatch.setattr("onewave.tiles.proof.table.MOST", 10)
+    monkeypatch.setattr("onewave.tiles.proof.table.MAX_INT32", 10)
     result = lowered(*CHAIN_SIZES, "--out", file)
     assert "task table: a number above 31 bits" in str(result.exception)
     assert file.read_text() == "kept"

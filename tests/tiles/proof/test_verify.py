@@ -300,7 +300,7 @@ def reachable(schedule: Schedule, n: int) -> np.ndarray:
 def test_happens_before_equals_the_transitive_closure_on_random_schedules(mode, clocks, few, monkeypatch):
     # Every way of following it: clocks or bits, counters one by one or all at once, direct waits in small portions.
     monkeypatch.setattr(verify_order, "MAX_CLOCKS", clocks)
-    monkeypatch.setattr(verify_order, "FEW", few)
+    monkeypatch.setattr(verify_order, "MAX_LOOPED", few)
     monkeypatch.setattr(verify_order, "MAX_ENTRIES", 50)
     rng = np.random.default_rng(7)
     for _ in range(30):

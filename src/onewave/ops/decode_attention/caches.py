@@ -81,8 +81,8 @@ def check_lengths(
     operator: str, seq_lens: Tensor, capacity: int, block_table: Tensor | None, num_blocks: int, block_size: int,
     visible: int | None = None,
 ) -> None:  # fmt: skip
-    """Read lengths and block table on the host and check them. visible: a row's last keys, of which some query sees
-    each; None: all. Raises InvalidArgumentError. Waits for the device."""
+    """Read lengths and block table on the host and check them. visible: how many of a row's last keys some query
+    sees; None: all. Raises InvalidArgumentError. Waits for the device."""
     longest = int(seq_lens.max()) if seq_lens.numel() else 0
     if longest > capacity:
         raise InvalidArgumentError(f"{operator}: seq_lens", got=str(longest), allowed=f"up to {capacity}, the cache's")

@@ -135,7 +135,7 @@ class DecodeCall(Call):
 
     @property
     def visible(self) -> int | None:
-        """A row's last keys, of which some query sees each; None: all."""
+        """How many of a row's last keys some query sees; None: all."""
         return None if self.window is None else self.window + self.q.shape[2] - 1
 
     def output(self) -> Tensor:

@@ -148,7 +148,7 @@ def _off_gpu(call: DecodeCall) -> Choice:
 
 
 def counted_in(k_cache: Tensor, v_cache: Tensor) -> int | None:
-    """Return the number of elements in which the Triton kernel counts head_dim and strides.
+    """Return the unit, in elements, of the Triton kernel's head_dim and strides.
 
     Its compiler then knows how they are aligned: 1 where all are multiples of 16, which Triton sees itself, 8 where
     they are of 8. None where rows begin anywhere.
@@ -193,7 +193,7 @@ def describe(asked: Asked) -> DecodeCall:
 
 
 def caches_of(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return keys and values, of which explain knows the keys' shape alone; packed: [.., head_dim / x, capacity, x]."""
+    """Return keys and values, by the keys' shape alone; packed: [.., head_dim / x, capacity, x]."""
     values = shape if len(shape) == 4 else (shape[0], shape[1], shape[3], shape[2] * shape[4])
     return empty_on_meta(shape, dtype), empty_on_meta(values, dtype)
 

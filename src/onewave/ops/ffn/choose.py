@@ -149,13 +149,7 @@ def choose(call: FFNCall) -> Choice:
 
 @lru_cache(maxsize=1024)
 def _chosen(
-    sizes: FFNSizes,
-    dtype: torch.dtype,
-    order: str,
-    policy: str,
-    backend: str,
-    workers: int | None,
-    device: Device,
+    sizes: FFNSizes, dtype: torch.dtype, order: str, policy: str, backend: str, workers: int | None, device: Device
 ) -> Choice:
     rows = sizes.rows
     here = device.capability == (9, 0) and dtype in HALVES

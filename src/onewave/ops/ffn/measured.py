@@ -1,6 +1,6 @@
 """Where one launch for both products has been measured to win: the table that `auto` and `explain` read.
 
-A row of the table is a number of rows of x on one block: medians of one run, in which all arrangements took turns on
+A row of the table is a number of rows of x on one block: medians of one run, where all arrangements took turns on
 the same operands (`onewave bench ops ffn`). `auto` fuses only where one launch was ahead of every arrangement of two by
 more than runs differ, and only on what was measured: the GPU, the dtype and the sizes of the block must be those of
 the table, and a number of rows must be one of its, or lie between two that agree (`fastest`). Everything else takes two

@@ -67,7 +67,7 @@ def added(a, b):
 def draw_of(
     sets, words, uniform, logits, vocabulary, first, rows, number, best_logit, watch, block, step, XW: gl.constexpr
 ):  # fmt: skip
-    """The sampled token of a row, int64. logits: words of float32, [vocabulary], of which the block has `rows` from
+    """The sampled token of a row, int64. logits: words of float32, [vocabulary]; the block has `rows` of them from
     `first` on. best_logit: of all. number: of the launch."""
     ROWS: gl.constexpr = gl.BlockedLayout([4], [32], [XW], [0])
     SIZE: gl.constexpr = XW * 128

@@ -8,7 +8,7 @@ of the weights kept is all that the next has to know of the one before.
 A search goes in rounds of one exchange between thread blocks. All blocks cut an interval of logits into eight parts,
 the first of which is its lower end alone. Each block shows, of its share of the vocabulary, the sum of weights, the
 number and the least logit from every part on, and reads those of all. Sums of whole numbers are the same in any order,
-so all find the same part in which the rank or the number falls. The next round is about the interval from the least
+so all find the part where the rank or the number falls. The next round is about the interval from the least
 logit in that part to its end. A search ends with a part that holds one token, or nothing but equals. Tokens that weigh
 nothing are none: they change no sum and are not sampled. The first round, over all that weigh anything, serves all
 three searches.

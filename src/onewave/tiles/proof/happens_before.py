@@ -24,7 +24,7 @@ BITS = 64
 # Waits or posts looked through at once.
 MAX_ENTRIES = 1 << 20
 # Up to so many counters of one task, a loop is faster than fancy indexing.
-FEW = 6
+MAX_LOOPED = 6
 # With more workers than this, one bit per task asked about is less than one clock per worker.
 MAX_CLOCKS = 1024
 
@@ -311,7 +311,7 @@ def _ask_bits(
 
 def _hear(merge: np.ufunc, row: npt.NDArray[Any], posted: npt.NDArray[Any], counters: list[int]) -> None:
     """Merge what was posted to the counters into a worker's knowledge."""
-    if len(counters) > FEW:
+    if len(counters) > MAX_LOOPED:
         merge(row, merge.reduce(posted[counters], axis=0), out=row)
         return
     for counter in counters:
@@ -320,7 +320,7 @@ def _hear(merge: np.ufunc, row: npt.NDArray[Any], posted: npt.NDArray[Any], coun
 
 def _tell(merge: np.ufunc, row: npt.NDArray[Any], posted: npt.NDArray[Any], counters: list[int]) -> None:
     """Merge a worker's knowledge into the counters that it posts to."""
-    if len(counters) > FEW:
+    if len(counters) > MAX_LOOPED:
         posted[counters] = merge(posted[counters], row)
         return
     for counter in counters:

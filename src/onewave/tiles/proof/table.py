@@ -43,7 +43,7 @@ from onewave.tiles.order.schedule import Csr, Ints, Mode
 from onewave.tiles.proof.verify import VerifiedSchedule
 
 MAGIC, VERSION, HEADER_WORDS, TASK_WORDS = 0x4254574F, 1, 20, 10
-MOST = 2**31 - 1
+MAX_INT32 = 2**31 - 1
 MAX_WORDS = 1 << 29
 # What NumPy raises, too, of files that are not its own.
 _OTHERS = (BadZipFile, TokenError)
@@ -128,7 +128,7 @@ class TaskTable:
         sizes = (self.num_tasks, len(self.queue), self.num_slots, self.num_tiles, self.num_counters, len(self.slot))
         header[7:16] = (*sizes, len(self.waits.first), len(self.posts.first), len(names))
         words = np.concatenate((header, flat))
-        if len(words) > MAX_WORDS or (len(words) and max(int(words.max()), -int(words.min())) > MOST):
+        if len(words) > MAX_WORDS or (len(words) and max(int(words.max()), -int(words.min())) > MAX_INT32):
             raise InvalidArgumentError("task table", got="a number above 31 bits", allowed="smaller schedules")
         out = words.astype("<i4")
         out[-1 + HEADER_WORDS] = _checksum(out)
@@ -234,9 +234,9 @@ class _Parser:
             ("tile", places[:, 1], tiles),
             ("counter", wait[:, 0], counters),
             ("counter", post[:, 0], counters),
-            ("task number", rows[:, 0], MOST),
-            ("reads", rows[:, 4], MOST),
-            ("writes", rows[:, 5], MOST),
+            ("task number", rows[:, 0], MAX_INT32),
+            ("reads", rows[:, 4], MAX_INT32),
+            ("writes", rows[:, 5], MAX_INT32),
         ):
             if len(values) and not (int(values.min()) >= 0 and int(values.max()) < limit):
                 raise _bad(f"{what} out of range", f"0 to {limit - 1}")

@@ -10,7 +10,7 @@ from onewave.base.errors import InvalidArgumentError
 
 _TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
 # Far above any count; a ratio of two such numbers is still a float.
-_MOST = 1e30
+_MAX_VALUE = 1e30
 
 
 def _checked(what: type[Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -19,8 +19,8 @@ def _checked(what: type[Any], values: dict[str, Any]) -> dict[str, Any]:
         allowed = _TYPES.get(str(field.type))
         if allowed is not None and type(values.get(field.name)) not in allowed:
             raise TypeError(f"{field.name} {values.get(field.name)!r}")
-        if allowed is not None and str not in allowed and abs(values[field.name]) > _MOST:
-            raise ValueError(f"{field.name} above {_MOST:g}")
+        if allowed is not None and str not in allowed and abs(values[field.name]) > _MAX_VALUE:
+            raise ValueError(f"{field.name} above {_MAX_VALUE:g}")
     return values
 
 

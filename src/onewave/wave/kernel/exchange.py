@@ -19,20 +19,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from onewave.wave.kernel.attend.attend import attend, prefetch_split
 from onewave.wave.kernel.attend.combine import combine
 from onewave.wave.kernel.attend.merge import load_merged
-from onewave.wave.kernel.finish import (
-    finish_blocks,
-    reduce_pieces,
-    results_over_sequences,
-    to_float,
-)
+from onewave.wave.kernel.finish import finish_blocks, reduce_pieces, results_over_sequences, to_float
 from onewave.wave.kernel.parameters import ExchangeSets, Site, Step
-from onewave.wave.kernel.records import (
-    copy_next_records,
-    fence_records,
-    place_word,
-    record_of,
-    record_word,
-)
+from onewave.wave.kernel.records import copy_next_records, fence_records, place_word, record_of, record_word
 from onewave.wave.kernel.spin import delay, load_words, nanoseconds, poll_words, prefetch_bytes, spin_counter
 from onewave.wave.kernel.widen.byte_values import raised
 from onewave.wave.kernel.words import FLAG, KIND, PLACE, WORD, tile_bytes

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from onewave.wave.plan.layout import TileShape
 
-# Of an exchange thread, by the tiles that the multiply partition holds in its own registers, of which it must not be
-# short (docs/log/wave.md: registers); heads of 128 need more for attention.
+# Registers of an exchange thread, by the tiles that the multiply partition holds: that must not be short of registers
+# (docs/log/wave.md: registers). Heads of 128 need more for attention.
 _EXCHANGE_REGISTERS = {0: 208, 2: 168, 4: 144}
 _WIDE_REGISTERS = {0: 208, 2: 176}
 _LOADER_REGISTERS, _LOADER_REGISTERS_CROWDED = 24, 32
-# Of an exchange, a loading and a multiplying thread where two partitions multiply: five warp groups start with 96.
+# Registers of an exchange, a loading and a multiplying thread where two partitions multiply: five warp groups start
+# with 96.
 _TWO_MULTIPLIERS = (112, 32, 112)
-# Of an exchange and a loading thread beside products of one-byte and compact weights, which need more themselves.
+# Registers of an exchange and a loading thread beside products of one-byte and compact weights, which need more.
 _BYTE_REGISTERS = (184, 40)
 
 

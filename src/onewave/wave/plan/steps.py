@@ -133,7 +133,7 @@ class ReduceStep(Step):
 class AttendStep(Step):
     """Attend with one group of query heads to one split of one sequence's keys.
 
-    source: the projected q, k, v of the sequence's row, in which q, k and v are the first words of the group's.
+    source: the sequence's row of projected q, k, v. q, k, v: the first words of the group's in that row.
     target: the split's partial result. slice: the split, of `splits`. further: layers from the lane's attention step
     before, if that goes over the same keys, else 0. comes: the lane's weight tile before which the keys come, where
     they are streamed. window: keys in sight; 0 for all. appends: whether the step writes the new key and value to the

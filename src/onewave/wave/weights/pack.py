@@ -1,4 +1,4 @@
-"""Pack weights in the order in which the wave's thread blocks use them: one stream of tiles, worker by worker.
+"""Pack weights in the order that the wave's thread blocks use them in: one stream of tiles, worker by worker.
 
 The stream is the only copy of the matrices on the GPU. They are packed one by one as they are loaded. A plain copy of
 one is unpacked into a scratch buffer that the next one reuses, or into a buffer that is kept, if memory allows.

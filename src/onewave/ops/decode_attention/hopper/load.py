@@ -17,12 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra import cuda
 
-from onewave.ops.decode_attention.hopper.parts import (
-    early_part,
-    own_share,
-    part_here,
-    part_of_only_row,
-)
+from onewave.ops.decode_attention.hopper.parts import early_part, own_share, part_here, part_of_only_row
 from onewave.ops.decode_attention.triton.shares import listed_keys, row_lengths
 
 # Columns in which swizzled shared memory repeats.
@@ -62,7 +57,7 @@ def fetch_pages(c, tiles, pages, kv_head, buffer, full):
 
 @gluon.jit
 def pages_of_tile(c, row, start, first_key, end):
-    """The blocks of a row's keys from `start` on: one of each PAGE keys, 0 for those of which no key is seen."""
+    """The blocks of a row's keys from `start` on: one of each PAGE keys, 0 where no key is seen."""
     pages = ()
     for piece in gl.static_range(c.BLOCK_N // c.PAGE):
         key = start + piece * c.PAGE

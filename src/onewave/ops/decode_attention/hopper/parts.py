@@ -46,8 +46,8 @@ class Part(namedtuple("Part", "first_key size first_split last_split split last_
 
 @gluon.jit
 def own_share(c, EARLY: gl.constexpr = False):
-    """Of a call with several rows: (first row, last row, where the first one begins in the list of all keys, begin and
-    end of the program's piece of the list).
+    """A program's share of several rows: (first row, last row, where the first one begins in the list of all keys,
+    begin and end of the program's piece of the list).
 
     Each partition finds out by itself: handing it over would take longer. EARLY: whether lengths may be those of
     before the wait, which then stay out of L1.
@@ -73,7 +73,7 @@ def part_here(c, row_at, length, share_begin, share_end):
 
 @gluon.jit
 def part_of_only_row(c, length):
-    """The program's Part of a call's only row, of which everything follows from its length."""
+    """The program's Part of a call's only row: everything follows from its length."""
     keys = listed_keys(length, c)
     share_begin, share_end = part_of_list(gl.program_id(0), gl.num_programs(0), keys)
     return part_here(c, 0, length, share_begin, share_end)

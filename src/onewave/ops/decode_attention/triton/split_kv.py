@@ -48,7 +48,7 @@ IN_EIGHTS    whether pairs are halves apart and `half` is a multiple of 8 (False
 QUANTISED    whether the output is int8 (False, True)
 HALF_AWAY    how that is rounded (False: half to even, True: half away from zero)
 ROWS         rows whose lengths a program looks at, padded (a power of two up to 256)
-MANY         whether there are more than 256 rows, each of which is a share (False, True)
+MANY         whether there are more than 256 rows: then each is a share (False, True)
 PDL          whether launches overlap (programmatic dependent launch; False, True)
 AHEAD        keys of the next row that are asked for before they are due (0: none)
 AT_ONCE      keys that one request to L2 takes (1, 8; 0 where AHEAD is 0)
@@ -56,7 +56,7 @@ WIDE         whether the keys of all rows are counted in 64 bits (False, True)
 NARROW       whether 32 bits count the elements of a head in a block (False, True)
 TRIGGER      keys before the program's end at which the next kernel may be launched
 UNROLL       partial results that are loaded at a time to be merged (a power of two up to 16; 32 on Hopper)
-UNIT         elements in which head_dim and the strides of K and V are counted (1, 8)
+UNIT         unit of head_dim and of the strides of K and V [elements] (1, 8)
 AXIS         the grid's axis of shares (gpu/grid.py)
 """
 

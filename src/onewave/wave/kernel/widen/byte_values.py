@@ -20,9 +20,7 @@ def _text(*instructions: str) -> str:
 
 _WITH = gl.constexpr("=h,=h,=h,=h,r")
 # Swapping the bytes of a pair moves the second one's magnitude and sign to the first one's place.
-_INT8 = gl.constexpr(
-    _text("and.b32 x, $4, 0x807f807f;", "prmt.b32 y, $4, 0, 0x2301;", "and.b32 y, y, 0x807f807f;"),
-)
+_INT8 = gl.constexpr(_text("and.b32 x, $4, 0x807f807f;", "prmt.b32 y, $4, 0, 0x2301;", "and.b32 y, y, 0x807f807f;"))
 _FP8_BF16 = gl.constexpr(
     _text(
         "and.b32 x, $4, 0x87f087f0;",
