@@ -14,12 +14,12 @@ from onewave.ops.sampling import TokenLogprobs
 # Of a token's entry in a dict: Logprob, its numbers and the dict's own room (282 with a text for each).
 _ENTRY_BYTES = 250
 # Fewer are not worth asking the system.
-_FEW_ENTRIES = 1000
+_MIN_CHECKED_ENTRIES = 1000
 
 
 def check_room(entries: int) -> None:
     """Raise CapacityError where the host has no memory for so many log-probabilities."""
-    room = available_bytes() if entries >= _FEW_ENTRIES else None
+    room = available_bytes() if entries >= _MIN_CHECKED_ENTRIES else None
     if room is not None and entries * _ENTRY_BYTES > room:
         got = f"{entries * _ENTRY_BYTES / 2**30:.1f} GiB on a host with {room / 2**30:.1f} GiB of memory left"
         raise CapacityError(f"{entries} log-probabilities", got=got, next="Ask for fewer a token, or of fewer tokens.")
