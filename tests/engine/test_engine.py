@@ -239,7 +239,7 @@ def test_log_probabilities_that_no_memory_holds_are_refused_before_anything_runs
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All of a vocabulary of 49,152 took 15 MB a prompt token, until the system ended the process."""
-    monkeypatch.setattr(host_copies, "_FEW_ENTRIES", 0)
+    monkeypatch.setattr(host_copies, "_MIN_CHECKED_ENTRIES", 0)
     room = 100 * 250 * VOCAB
     monkeypatch.setattr(host_copies, "available_bytes", lambda: room)
     engine = make_engine(FakeRunner(max_model_len=256))

@@ -57,7 +57,7 @@ class RotaryTable:
     def rows(self, length: int) -> Tensor:
         """Return the table of at least the first `length` positions, or of all, float32 [positions, rotary_dim].
 
-        A longer one is another tensor with the same rows: whoever keeps an address keeps the tensor. With dynamic NTK
+        A longer one is another tensor with the same rows: keep the tensor where you keep its address. With dynamic NTK
         row p is meant for a sequence of p + 1 tokens. Raises CapacityError.
         """
         length = min(length, self._max_len)
