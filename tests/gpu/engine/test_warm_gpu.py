@@ -9,15 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from onewave.wave.launch.launch import runs_here
+from kit.operands.on_gpu import ON_WAVE
 
-GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
-]
+pytestmark = ON_WAVE
 CALLS = """
 import torch
 from onewave.ops import attention, attention_varlen

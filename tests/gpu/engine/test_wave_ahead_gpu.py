@@ -10,15 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from onewave.wave.launch.launch import runs_here
+from kit.operands.on_gpu import ON_WAVE
 
-GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
-]
+pytestmark = ON_WAVE
 SCRIPT = """
 import json, os, sys, threading, time
 import torch

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kit.models.tiny_decoders import BASE
+from kit.operands.on_gpu import GPU, ON_WAVE
 from onewave import LLM, SamplingParams
 from onewave.base.errors import UnsupportedError
 from onewave.engine import wave_decode
@@ -18,15 +19,10 @@ from onewave.engine.load.loading import load_model
 from onewave.engine.load.options import LoadOptions
 from onewave.models.decode_wave import wave_weights
 from onewave.models.llama_plan import plan_decode
-from onewave.wave.launch.launch import runs_here
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
 from onewave.weights.fetch.sources import ModelLocation
 
-GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
-]
+pytestmark = ON_WAVE
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False)
 PROMPTS = [{"prompt_token_ids": [7 * i % 1000 + 3 for i in range(n)]} for n in (1, 5, 40, 300)]
 

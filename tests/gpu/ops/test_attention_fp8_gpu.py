@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.operands.on_gpu import ON_HOPPER
 from onewave.ops.attention.fp8.op import attention_fp8
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs sm_90")]
+pytestmark = ON_HOPPER
 NAN = float("nan")
 FP8 = torch.float8_e4m3fn
 MASKS: list[dict[str, Any]] = [

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from kit.operands.attention_on_gpu import LENGTHS, MASKS, check_hard_logits, check_packed, check_repeats, framed
 from kit.operands.attention_on_gpu import check as check_on
+from kit.operands.on_gpu import ON_HOPPER
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.hopper.plan import config, swept
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.explain import explain
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs sm_90")]
+pytestmark = ON_HOPPER
 BF16, FP16 = torch.bfloat16, torch.float16
 
 HEADS = [(1, 1), (4, 4), (7, 1), (9, 3), (32, 8)]

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.operands.on_gpu import ON_HOPPER
 from onewave.ops.attention.masks import options
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.reference import attention_varlen as in_torch
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs sm_90")]
+pytestmark = ON_HOPPER
 NAN = float("nan")
 BF16 = torch.bfloat16
 WINDOWS: list[dict[str, Any]] = [

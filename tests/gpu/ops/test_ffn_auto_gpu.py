@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.operands.ffn_on_gpu import GPU, ON_HOPPER
+from kit.operands.on_gpu import GPU, ON_WAVE
 from onewave.ops.explain import explain
 from onewave.ops.ffn import ffn
 from onewave.ops.ffn.measured import MEASURED
@@ -14,7 +14,7 @@ from onewave.ops.ffn.measured import MEASURED
 NAME = torch.cuda.get_device_name(GPU) if GPU.type == "cuda" else ""
 KNOWN = [row for row in MEASURED if row.block.gpu == NAME and row.rows <= 8192]
 pytestmark = [
-    *ON_HOPPER,
+    *ON_WAVE,
     pytest.mark.skipif(not KNOWN, reason="needs a GPU that the table knows"),
 ]
 

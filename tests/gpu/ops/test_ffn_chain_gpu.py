@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.operands.ffn_on_gpu import GPU, ON_HOPPER, Operands, assert_close, operands
+from kit.operands.ffn_on_gpu import Operands, assert_close, operands
+from kit.operands.on_gpu import GPU, ON_WAVE
 from onewave.base.errors import UnsupportedError, WaveStalled
 from onewave.ops.ffn import ffn
 from onewave.ops.ffn.chain.plan import BANDS, ChainTile, plan_chain
@@ -16,7 +17,7 @@ from onewave.ops.ffn.sizes import FFNSizes
 from onewave.tiles.order.policies import POLICIES
 from onewave.wave.launch.launch import co_resident
 
-pytestmark = ON_HOPPER
+pytestmark = ON_WAVE
 TILES = (ChainTile(1, 128, 8, 2), ChainTile(1, 256, 4, 1), ChainTile(2, 128, 6, 2), ChainTile(2, 256, 4, 1))
 
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.operands.ffn_on_gpu import ON_HOPPER, assert_close, operands
+from kit.operands.ffn_on_gpu import assert_close, operands
+from kit.operands.on_gpu import ON_WAVE
 from onewave.base.errors import UnsupportedError, WaveStalled
 from onewave.ops.ffn import ffn, pack_ffn
 from onewave.ops.ffn.wave.launch import PackedFFN, Packing
 from onewave.wave.launch.launch import co_resident
 
-pytestmark = ON_HOPPER
+pytestmark = ON_WAVE
 
 
 def finished(packed: PackedFFN, x: Tensor) -> Tensor:

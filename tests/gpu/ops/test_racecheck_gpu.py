@@ -8,17 +8,14 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from kit.alone.racecheck_calls import CALLS
+from kit.operands.on_gpu import ON_WAVE
 from kit.paths import PYTHONPATH
-from onewave.wave.launch.launch import runs_here
 
-GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 SANITIZER = os.environ.get("COMPUTE_SANITIZER", "compute-sanitizer")
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
+    *ON_WAVE,
     pytest.mark.skipif(
         shutil.which(SANITIZER) is None, reason="needs compute-sanitizer, or COMPUTE_SANITIZER, its path"
     ),

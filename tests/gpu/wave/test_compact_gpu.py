@@ -7,18 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from kit.operands.rounded_on_gpu import CAPACITY, GPU, streamed, two_layers
+from kit.operands.on_gpu import GPU, ON_WAVE
+from kit.operands.rounded_on_gpu import CAPACITY, streamed, two_layers
 from onewave.base.weight_formats import COMPACT
 from onewave.engine.load.self_check import self_check
 from onewave.models.config.model_config import RopeConfig
 from onewave.models.decode_wave import DecodeWave
 from onewave.ops.ffn import op
-from onewave.wave.launch.launch import co_resident, runs_here
+from onewave.wave.launch.launch import co_resident
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
-]
+pytestmark = ON_WAVE
 
 
 @pytest.mark.parametrize("intermediate_size", [8192, 3072])

@@ -9,16 +9,14 @@ import torch
 import triton
 import triton.language as tl
 
-from kit.operands.rounded_on_gpu import GPU, held_and_tokens, step, streamed, two_layers
+from kit.operands.on_gpu import GPU, ON_WAVE
+from kit.operands.rounded_on_gpu import held_and_tokens, step, streamed, two_layers
 from onewave.base.weight_formats import COMPACT, ROUNDINGS
 from onewave.engine.load.self_check import self_check
 from onewave.models.decode_wave import DecodeWave
-from onewave.wave.launch.launch import co_resident, runs_here
+from onewave.wave.launch.launch import co_resident
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
-]
+pytestmark = ON_WAVE
 BOTH = pytest.mark.parametrize("name", ROUNDINGS)
 
 

@@ -9,19 +9,17 @@ import torch
 from torch import Tensor
 
 from kit.models.tiny_decoders import BASE, FAMILIES, random_model
-from kit.operands.wave_on_gpu import CAPACITY, GPU, copied, filled, on, on_gpu
+from kit.operands.on_gpu import ON_WAVE
+from kit.operands.wave_on_gpu import CAPACITY, copied, filled, on, on_gpu
 from onewave.base.errors import InvalidArgumentError, ShapeError
 from onewave.engine.load.self_check import self_check
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.decode_wave import DecodeWave
-from onewave.wave.launch.launch import co_resident, runs_here
+from onewave.wave.launch.launch import co_resident
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
-]
+pytestmark = ON_WAVE
 CONTEXTS = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 900, 1023, 1024, 1100, 8191, 8192, 8193]
 
 

@@ -9,18 +9,14 @@ import torch
 from torch import Tensor
 
 from kit.models.tiny_decoders import BASE, FAMILIES, random_model
+from kit.operands.on_gpu import ON_WAVE
 from kit.operands.wave_on_gpu import copied, filled, on_gpu
 from onewave.base.errors import InvalidArgumentError
 from onewave.bench.engine.wave import in_pages
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
 from onewave.models.decode_wave import DecodeWave
-from onewave.wave.launch.launch import runs_here
 
-GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
-]
+pytestmark = ON_WAVE
 
 
 def gathered(paged: PagedKVCache) -> tuple[Tensor, Tensor]:

@@ -11,20 +11,16 @@ import torch
 from torch import Tensor
 
 from kit.models.tiny_models import VOCAB, config_of, oracle, save_checkpoint
+from kit.operands.on_gpu import GPU, ON_WAVE
 from onewave.base.weight_formats import COMPACT, WeightFormat
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.wave import load_streamed
 from onewave.models.batch import Batch
 from onewave.models.config.read import load_config
 from onewave.models.decode_wave import DecodeWave
-from onewave.wave.launch.launch import runs_here
 from onewave.weights.fetch.sources import ModelLocation
 
-GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
-]
+pytestmark = ON_WAVE
 SIZES: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1024,

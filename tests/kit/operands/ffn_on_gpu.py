@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 from onewave.ops.ffn.reference import ffn as in_torch
-from onewave.wave.launch.launch import runs_here
 
-GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-ON_HOPPER = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not runs_here(GPU), reason="needs a GPU of compute capability 9.0"),
-]
 Operands = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 

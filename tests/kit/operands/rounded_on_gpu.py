@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kit.operands.on_gpu import GPU
 from onewave import LLM, SamplingParams
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import WeightFormat
@@ -20,7 +21,6 @@ from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama_plan import plan_decode
 from onewave.weights.fetch.sources import resolve
 
-GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 CAPACITY = 600
 LENGTHS = (299, 1, 40, 512, 17, 128, 3, 300, 5, 6, 7, 8, 9, 10, 11, 12)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)

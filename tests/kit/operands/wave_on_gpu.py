@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kit.operands.on_gpu import GPU
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 
-GPU = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 CAPACITY = 8448  # whole pages of any size, and longer than any context here
 
 
