@@ -23,7 +23,7 @@ from onewave.engine.options import choose_weight_format
 from onewave.weights.dummy import DummyStore
 
 BF16 = {"dtype": torch.bfloat16}
-compiled = plain_wave.compiled  # a fixture
+planned = plain_wave.planned  # a fixture
 
 
 def kept(name: str | None = None, compact: bool | None = None, dtype: torch.dtype = torch.bfloat16, **more: Any) -> Any:
@@ -51,9 +51,9 @@ def test_whether_to_be_compact_is_a_yes_or_a_no() -> None:
         LLM("no-such-model", compact="yes")  # type: ignore[arg-type] # that is the point
 
 
-def test_a_compact_model_and_a_plain_one_generate_the_same(compiled: list[Any], tmp_path: Path) -> None:
+def test_a_compact_model_and_a_plain_one_generate_the_same(planned: list[Any], tmp_path: Path) -> None:
     model, wave = load_wave(LOCATION, BASE, how(tmp_path, None, weight_format=COMPACT, **BF16))
-    assert compiled == [COMPACT]
+    assert planned == [COMPACT]
     (made,) = PlainWave.made
     assert made.stream.weight_format is COMPACT
     assert made.stream.images.nbytes == made.stream.program.stream_tiles * made.stream.shape.tile_bytes
@@ -80,7 +80,7 @@ def far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_weights_too_far_apart_stay_as_they_are_and_a_line_says_so(
-    compiled: list[Any], far_apart: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    planned: list[Any], far_apart: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = how(tmp_path, None, weight_format=COMPACT, **BF16)
     model, wave = load("auto", LOCATION, BASE, given)
@@ -94,7 +94,7 @@ def test_weights_too_far_apart_stay_as_they_are_and_a_line_says_so(
     assert tokens_of(model, wave) == tokens_of(*load_wave(LOCATION, BASE, replace(given, weight_format=None)))
 
 
-def test_asked_for_they_are_an_error(compiled: list[Any], far_apart: None, tmp_path: Path) -> None:
+def test_asked_for_they_are_an_error(planned: list[Any], far_apart: None, tmp_path: Path) -> None:
     given = how(tmp_path, None, weight_format=COMPACT, insists=True, **BF16)
     for each in (partial(load, "auto"), load_wave):
         with pytest.raises(OutOfReachError, match=r"not finite, above 2\^95, or too far below .*\. Use compact=False"):
@@ -106,7 +106,7 @@ def test_asked_for_they_are_not_left_to_another_path(tmp_path: Path) -> None:
         load("auto", LOCATION, BASE, how(tmp_path, None, weight_format=COMPACT, insists=True, **BF16))
 
 
-def test_the_bytes_that_a_step_reads_are_thirteen_bits_a_weight(compiled: list[Any], tmp_path: Path) -> None:
+def test_the_bytes_that_a_step_reads_are_thirteen_bits_a_weight(planned: list[Any], tmp_path: Path) -> None:
     from onewave.bench.engine.latency import decode_weight_bytes
 
     model, wave = load_wave(LOCATION, BASE, how(tmp_path, None, weight_format=COMPACT, **BF16))

@@ -24,16 +24,16 @@ from onewave.models.llama_plan import plan_decode
 from onewave.ops.linear import linear
 from onewave.wave.weights.pack import StreamMatrix
 
-compiled = plain_wave.compiled  # a fixture
+planned = plain_wave.planned  # a fixture
 BOTH = pytest.mark.parametrize("name", ROUNDINGS)
 
 
 @BOTH
 def test_a_wave_and_plain_operators_generate_the_same_of_the_same_rounded_weights(
-    compiled: list[Any], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    planned: list[Any], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, wave = load_wave(LOCATION, BASE, how(tmp_path, name))
-    assert compiled == [ROUNDINGS[name]]
+    assert planned == [ROUNDINGS[name]]
     (made,) = PlainWave.made
     assert made.stream.images.dtype is torch.uint8
     assert isinstance(model.weights.head, StreamMatrix)
@@ -47,10 +47,10 @@ def test_a_wave_and_plain_operators_generate_the_same_of_the_same_rounded_weight
     assert tokens_of(plain, None) != tokens_of(load("eager", LOCATION, BASE, how(tmp_path, None))[0], None)
 
 
-def test_a_program_for_bytes_is_none_for_16_bits_and_serves_both_roundings(compiled: list[Any], tmp_path: Path) -> None:
+def test_a_program_for_bytes_is_none_for_16_bits_and_serves_both_roundings(planned: list[Any], tmp_path: Path) -> None:
     for name in (None, "int8", None, "fp8", "int8"):
         load_wave(LOCATION, BASE, how(tmp_path, name))
-    assert compiled == [None, ROUNDINGS["int8"]]
+    assert planned == [None, ROUNDINGS["int8"]]
     assert len(list((tmp_path / "wave").glob("*.program"))) == 2
 
 
@@ -86,7 +86,7 @@ def test_weights_that_leave_no_room_to_round_them_are_a_capacity_error(
 
 
 @BOTH
-def test_the_bytes_that_a_step_reads_are_those_of_its_path(compiled: list[Any], name: str, tmp_path: Path) -> None:
+def test_the_bytes_that_a_step_reads_are_those_of_its_path(planned: list[Any], name: str, tmp_path: Path) -> None:
     from onewave.bench.engine.latency import decode_weight_bytes
 
     model, _ = load_wave(LOCATION, BASE, how(tmp_path, name))
@@ -135,7 +135,7 @@ def test_planning_bytes_changes_no_sum(tmp_path: Path) -> None:
 
 
 def test_rounded_weights_that_are_wrong_are_refused_when_the_model_loads(
-    compiled: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planned: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def scaled(self: PlainWave, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         return 1.12 * self.model.forward(Batch.decode(tokens, positions, slots), self.kv)

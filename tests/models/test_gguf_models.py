@@ -21,7 +21,7 @@ from kit.models.tiny_models import (
     tokens,
 )
 from onewave.base.errors import CapacityError, ConfigError, UnsupportedError
-from onewave.engine.load import loading
+from onewave.engine.load import checkpoint
 from onewave.models.config.gguf import from_gguf
 from onewave.models.config.hf import from_hf
 from onewave.models.config.model_config import ModelConfig
@@ -61,7 +61,7 @@ def test_quantized_weights_take_the_memory_that_they_take_in_their_file(
     save_checkpoint(tmp_path, config)
     file = tmp_path / "tiny.gguf"
     convert(tmp_path, file, "llama", config, MIXES["Q8_0"])
-    monkeypatch.setattr(loading, "available_bytes", lambda: file.stat().st_size)
+    monkeypatch.setattr(checkpoint, "available_bytes", lambda: file.stat().st_size)
     assert ours(file, packed=True).weights.layers
     with pytest.raises(CapacityError, match=r"weights of tiny.gguf: at least .* GiB on a CPU with"):
         ours(file, packed=False)
@@ -291,7 +291,7 @@ def test_rope_divisors_must_fit_the_rotation() -> None:
 
 
 def test_a_partly_rotating_head_rotates_its_leading_pairs() -> None:
-    from onewave.engine.load.loading import _half_split_rows
+    from onewave.engine.load.checkpoint import _half_split_rows
 
     rows = _half_split_rows(read(llama__rope__dimension_count=8), 2)
     assert rows[:10].tolist() == [0, 2, 4, 6, 1, 3, 5, 7, 8, 9]

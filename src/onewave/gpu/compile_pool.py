@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -17,10 +18,14 @@ from importlib import import_module
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from onewave.base.errors import OnewaveError
+
+_Result = TypeVar("_Result")
+_log = logging.getLogger("onewave")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -74,6 +79,19 @@ class _SpawnedProcess(SpawnProcess):
 
 class _Spawning(SpawnContext):
     Process = _SpawnedProcess
+
+
+def done_by(pool: ProcessPoolExecutor | None, job: Callable[[], _Result]) -> _Result:
+    """Return what a job makes, in a process of the pool or, without one and where the pool fails, in this one."""
+    if pool is not None:
+        try:
+            return pool.submit(job).result()
+        except OnewaveError:
+            raise
+        except Exception as error:
+            # Whatever it was: what fails there fails here again, with its own words.
+            _log.debug("again, in this process: %s: %s", type(error).__name__, error)
+    return job()
 
 
 def _prepare() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kit.models.tiny_decoders import BASE, in_float32
 from onewave.base.weight_formats import ROUNDINGS, Rounding
-from onewave.engine.load.loading import load_model, open_parts
+from onewave.engine.load.checkpoint import load_model, open_parts
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.rounded import round_weights
 from onewave.engine.load.streamed import StreamedModel, stream_model

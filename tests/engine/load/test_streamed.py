@@ -15,7 +15,7 @@ from torch import Tensor
 from kit.models.tiny_decoders import BASE, in_float32
 from onewave.base.errors import UnsupportedError
 from onewave.engine.load import streamed
-from onewave.engine.load.loading import ModelParts, load_model, open_parts
+from onewave.engine.load.checkpoint import ModelParts, load_model, open_parts
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.streamed import StreamedModel, layer_matrices, stream_model
 from onewave.models import llama

@@ -15,7 +15,7 @@ from kit.operands.on_gpu import GPU, ON_WAVE
 from onewave import LLM, SamplingParams
 from onewave.base.errors import UnsupportedError
 from onewave.engine import wave_decode
-from onewave.engine.load.loading import load_model
+from onewave.engine.load.checkpoint import load_model
 from onewave.engine.load.options import LoadOptions
 from onewave.models.decode_wave import wave_weights
 from onewave.models.llama_plan import plan_decode

@@ -10,8 +10,8 @@ import torch
 
 from kit.calls.call import Call, empty
 from onewave.base.weight_formats import COMPACT, ROUNDINGS
-from onewave.engine.load.compile_wave import blank_stream, compile_packing, one_layer, sketch
 from onewave.engine.load.options import LoadOptions
+from onewave.engine.load.sketches import blank_stream, compile_packing, one_layer, sketch
 from onewave.memory.kv_cache import PagedKVCache
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.decode_wave import DecodeWave

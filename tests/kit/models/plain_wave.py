@@ -11,15 +11,17 @@ from torch import Tensor
 
 from onewave.base.weight_formats import ROUNDINGS
 from onewave.engine.engine import Engine
-from onewave.engine.load import compile_wave as warm_wave
+from onewave.engine.load import wave
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.params import SamplingParams
 from onewave.engine.runner import ModelRunner
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models import decode_wave
 from onewave.models.batch import Batch
+from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.wave.launch import launch
+from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights.pack import WeightStream
 from onewave.weights.fetch.sources import ModelLocation
 
@@ -55,13 +57,19 @@ class PlainWave:
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A CPU that passes for a GPU; for which formats a kernel was compiled."""
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A CPU that passes for a GPU; for which formats a program was planned."""
     seen: list[Any] = []
+    plan = wave.plan_and_compile
+
+    def noting(config: ModelConfig, options: LoadOptions, workers: int) -> WaveProgram:
+        seen.append(options.weight_format)
+        return plan(config, options, workers)
+
     monkeypatch.setattr(launch, "runs_here", lambda device: True)
     monkeypatch.setattr(launch, "co_resident", lambda device: 3)
     monkeypatch.setattr(decode_wave, "DecodeWave", PlainWave)
-    monkeypatch.setattr(warm_wave, "compile_ahead", lambda config, options: seen.append(options.weight_format))
+    monkeypatch.setattr(wave, "plan_and_compile", noting)
     monkeypatch.setattr(PlainWave, "made", [])
     return seen
 

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from onewave.engine.load.loading import load_model
+from onewave.engine.load.checkpoint import load_model
 from onewave.engine.load.options import LoadOptions
 from onewave.models.batch import Batch
 from onewave.models.config.read import load_config

@@ -12,7 +12,7 @@ from kit.operands.on_gpu import GPU
 from onewave import LLM, SamplingParams
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import WeightFormat
-from onewave.engine.load.loading import open_parts
+from onewave.engine.load.checkpoint import open_parts
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.streamed import StreamedModel, stream_model
 from onewave.models.config.model_config import ModelConfig

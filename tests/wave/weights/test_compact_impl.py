@@ -12,7 +12,7 @@ from kit.lanes import slow
 from kit.operands.compact import bits_of, shape_of
 from kit.operands.random import randn
 from onewave.base.weight_formats import COMPACT
-from onewave.engine.load.compile_wave import compile_packing
+from onewave.engine.load.sketches import compile_packing
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.wave.plan.layout import LIST_WORDS, TileShape

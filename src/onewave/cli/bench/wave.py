@@ -63,7 +63,7 @@ def wave(
     chosen = "dummy" if model in sources.builtin_names() else load_format
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.engine.wave import WaveCase, measure_wave
-    from onewave.engine.load.loading import load_model
+    from onewave.engine.load.checkpoint import load_model
     from onewave.engine.load.options import LoadOptions
     from onewave.engine.load.wave import load_streamed
     from onewave.engine.options import check_dtype_on, choose_device, choose_dtype, choose_weight_format

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from onewave.base.errors import CapacityError, ModelError, OnewaveError
-from onewave.engine.load.loading import load_model
+from onewave.engine.load.checkpoint import load_model
 from onewave.engine.load.options import LoadOptions
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
@@ -39,7 +39,7 @@ def warm_up(decode: str, config: ModelConfig, options: LoadOptions) -> Generator
     if options.device.type != "cuda":
         yield options
         return
-    from onewave.engine.load.ahead import compilers
+    from onewave.engine.load.first_load import compilers
 
     with compilers(decode, config, options) as pool:
         yield replace(options, compilers=pool)

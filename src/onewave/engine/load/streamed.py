@@ -20,7 +20,7 @@ from torch import Tensor
 
 from onewave.base.errors import OutOfReachError, UnsupportedError
 from onewave.base.weight_formats import Rounding
-from onewave.engine.load.loading import ModelParts
+from onewave.engine.load.checkpoint import ModelParts
 from onewave.engine.load.options import LoadOptions
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight

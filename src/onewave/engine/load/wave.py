@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 
 from onewave.base.errors import OutOfReachError
-from onewave.engine.load.ahead import plan_and_compile
+from onewave.engine.load.checkpoint import open_parts
+from onewave.engine.load.first_load import plan_and_compile
 from onewave.engine.load.load import in_short
-from onewave.engine.load.loading import open_parts
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import load_program, program_path, save_program
 from onewave.engine.load.streamed import StreamedModel, layer_matrices, stream_model

@@ -2,8 +2,8 @@
 load then launches.
 
 Both are Python, seconds of it each. So processes do the work: they plan, and compile what threads of this one ask for,
-which launch on zeros what the self-check and the sampler are going to launch. Where there are no such processes only
-the step's own kernel compiles in a thread, beside planning in this one: more would delay both.
+which launch on zeros what the self-check and the sampler are going to launch. Where there are no such processes the
+load plans, and compiles as it launches.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from onewave.base.errors import OnewaveError
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import planned_before
 from onewave.engine.load.self_check import CHECKED_CAPACITY, checked_lengths, self_check
 from onewave.engine.sampler import compile_kernels
-from onewave.gpu.compile_pool import begin_first_launch, compile_in, processes
+from onewave.gpu.compile_pool import begin_first_launch, compile_in, done_by, processes
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
@@ -34,9 +33,7 @@ _log = logging.getLogger("onewave")
 # Planning, of the model and of one layer, the two kernels that take longest, and the others.
 _PROCESSES = 5
 # Imported once, before there are several processes: what prompts' attention, the last to be compiled, needs.
-_MODULES = ("onewave.engine.load.compile_wave", "onewave.ops.attention.hopper.launch")
-# Half a second and more, as Triton has Python cut each function's source out token by token.
-_LATER_MODULE = "onewave.wave.kernel.kernel"
+_MODULES = ("onewave.engine.load.sketches", "onewave.ops.attention.hopper.launch")
 
 
 @contextmanager
@@ -70,53 +67,33 @@ def _may_plan(path: str, config: ModelConfig, options: LoadOptions) -> bool:
 
 
 def plan_and_compile(config: ModelConfig, options: LoadOptions, workers: int) -> WaveProgram:
-    """Plan a model's step for so many workers, and meanwhile compile its kernel, with options.compilers also what the
+    """Plan a model's step for so many workers, and meanwhile, with options.compilers, compile its kernel and what the
     self-check and the sampler launch. What fails to compile is compiled when it is needed. Raises UnsupportedError."""
     from onewave.models.llama_plan import plan_program
 
     job = partial(plan_program, config, batch=options.max_num_seqs, workers=workers, weight_bytes=options.weight_bytes)
     pool = options.compilers
+    if pool is None:
+        return job()
     try:
         with compile_in(pool) as give_up, ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
             compiling = thread.submit(_compile, config, options)
             try:
-                program = _done_by(pool, job)
+                program = done_by(pool, job)
                 wait([compiling])
             except KeyboardInterrupt:
                 give_up()
                 raise
             return program
     finally:
-        if pool is not None and options.device.type == "cuda":
+        if options.device.type == "cuda":
             torch.cuda.empty_cache()  # which has kept memory for the threads' streams
 
 
-def _done_by(
-    pool: ProcessPoolExecutor | None, job: Callable[[], WaveProgram], meanwhile: Callable[[], object] = lambda: None
-) -> WaveProgram:
-    if pool is None:
-        return job()
-    try:
-        planning = pool.submit(job)
-        meanwhile()
-        return planning.result()
-    except OnewaveError:
-        raise
-    except Exception as error:
-        # Whatever it was: what fails there fails here again, with its own words.
-        _log.debug("planning again, in this process: %s: %s", type(error).__name__, error)
-        return job()
-
-
 def _compile(config: ModelConfig, options: LoadOptions) -> None:
-    from onewave.engine.load.compile_wave import compile_ahead
-
     try:
-        if options.compilers is None:
-            compile_ahead(config, options)
-        else:
-            launches = _launches(config, options)
-            side_by_side(launches, options.device, len(launches))
+        launches = _launches(config, options)
+        side_by_side(launches, options.device, len(launches))
     except Exception as error:
         # Whatever it was: it comes again, and is reported, where the load itself launches this.
         _log.debug("not everything is compiled ahead: %s: %s", type(error).__name__, error)
@@ -125,7 +102,7 @@ def _compile(config: ModelConfig, options: LoadOptions) -> None:
 def _launches(config: ModelConfig, options: LoadOptions) -> dict[str, Callable[[], object]]:
     """Launches of all that a load is going to launch, by name; each compiles for a while. Prompts' attention, which
     takes longest, is the first, and waits for nothing."""
-    from onewave.engine.load.compile_wave import AttentionSketch
+    from onewave.engine.load.sketches import AttentionSketch
 
     sequences, device = options.max_num_seqs, options.device
     lengths = checked_lengths(options.positions(config), sequences)
@@ -145,19 +122,17 @@ def _launches(config: ModelConfig, options: LoadOptions) -> dict[str, Callable[[
 
 
 def _launch_on_a_stream(config: ModelConfig, options: LoadOptions) -> None:
-    from onewave.engine.load import compile_wave as warm_wave
+    from onewave.engine.load import sketches
 
     sequences, device = options.max_num_seqs, options.device
-    # Planned elsewhere, as the thread that asks for prompts' attention wants Python's lock.
-    planned = partial(_done_by, options.compilers, meanwhile=partial(import_module, _LATER_MODULE))
-    stream = warm_wave.blank_stream(config, options, planned=planned)
-    model = warm_wave.PlainSketch(config, stream, max_model_len=min(options.positions(config), CHECKED_CAPACITY))
+    stream = sketches.blank_stream(config, options)
+    model = sketches.PlainSketch(config, stream, max_model_len=min(options.positions(config), CHECKED_CAPACITY))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     launches: dict[str, Callable[[], object]] = {
-        "the wave": partial(warm_wave.compile_step, config, stream, batch=sequences),
+        "the wave": partial(sketches.compile_step, config, stream, batch=sequences),
         "other plain operators": partial(self_check, model, _NoStep(config.vocab_size), sequences),
-        "packing": partial(warm_wave.compile_packing, stream),
+        "packing": partial(sketches.compile_packing, stream),
     }
     side_by_side(launches, device, len(launches))
 

@@ -24,10 +24,9 @@ from kit.models.tiny_decoders import BASE
 from onewave.base.errors import UnsupportedError
 from onewave.base.weight_formats import ROUNDINGS
 from onewave.engine import llm
-from onewave.engine.load import ahead as wave_ahead
-from onewave.engine.load import compile_wave as warm_wave
-from onewave.engine.load.ahead import compilers, plan_and_compile
-from onewave.engine.load.loading import open_parts
+from onewave.engine.load import first_load, sketches
+from onewave.engine.load.checkpoint import open_parts
+from onewave.engine.load.first_load import compilers, plan_and_compile
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import program_path, save_program
 from onewave.engine.load.self_check import self_check
@@ -73,12 +72,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return act
 
     monkeypatch.setattr(launch, "co_resident", lambda device: 3)
-    monkeypatch.setattr(warm_wave, "DecodeWave", FullWave)
-    monkeypatch.setattr(wave_ahead, "compile_kernels", lambda vocab_size, device: seen.append("sampler"))
-    monkeypatch.setattr(wave_ahead, "self_check", noting("self-check", self_check))
-    monkeypatch.setattr(warm_wave, "compile_ahead", lambda *arguments, **named: seen.append("the wave alone"))
-    monkeypatch.setattr(warm_wave, "compile_step", noting("the wave", warm_wave.compile_step))
-    monkeypatch.setattr(warm_wave, "compile_packing", noting("packing", warm_wave.compile_packing))
+    monkeypatch.setattr(sketches, "DecodeWave", FullWave)
+    monkeypatch.setattr(first_load, "compile_kernels", lambda vocab_size, device: seen.append("sampler"))
+    monkeypatch.setattr(first_load, "self_check", noting("self-check", self_check))
+    monkeypatch.setattr(sketches, "compile_step", noting("the wave", sketches.compile_step))
+    monkeypatch.setattr(sketches, "compile_packing", noting("packing", sketches.compile_packing))
 
     def planned(config: ModelConfig, **given: Any) -> llama_plan.DecodePlan:
         seen.append("planned" if config.num_layers > 1 else "one layer planned")
@@ -132,13 +130,13 @@ def test_what_plain_operators_launch_ahead_is_what_the_self_check_launches(
     program = plan_decode(config, batch=3, workers=3, weight_bytes=load.weight_bytes).program
     with open_parts(LOCATION, config, load) as parts:
         whole = stream_model(parts, config, program, load).model
-    nothing = wave_ahead._NoStep(config.vocab_size)
+    nothing = first_load._NoStep(config.vocab_size)
     later = calls_of(lambda: self_check(whole, nothing, 3), monkeypatch)
 
-    monkeypatch.setattr(warm_wave, "compile_step", lambda *given, **named: None)  # the wave's own operators
+    monkeypatch.setattr(sketches, "compile_step", lambda *given, **named: None)  # the wave's own operators
 
     def ahead() -> None:
-        for each in wave_ahead._launches(config, load).values():
+        for each in first_load._launches(config, load).values():
             each()
 
     found = calls_of(ahead, monkeypatch)
@@ -154,9 +152,9 @@ def test_with_processes_everything_is_launched_and_one_of_them_plans(made: list[
     assert sorted(made) == ["one layer planned", "packing", "planned", "sampler", "self-check", "the wave"]
 
 
-def test_without_processes_only_the_wave_is_compiled(made: list[str], tmp_path: Path) -> None:
+def test_without_processes_nothing_is_launched_ahead(made: list[str], tmp_path: Path) -> None:
     plan_and_compile(BASE, how(tmp_path), 3)
-    assert sorted(made) == ["planned", "the wave alone"]
+    assert made == ["planned"]
 
 
 @pytest.mark.parametrize("ending", ["dies", "is dead"])
@@ -178,28 +176,23 @@ def test_what_can_not_be_planned_is_said_in_its_own_words(made: list[str], tmp_p
         plan_and_compile(BASE, how(tmp_path, compilers=pool, max_num_seqs=17), 3)
 
 
-@pytest.mark.parametrize("with_processes", [False, True])
 def test_what_fails_to_compile_is_told_to_who_debugs_and_stops_nothing(
-    made: list[str],
-    with_processes: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*given: Any, **named: Any) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(warm_wave, "compile_step" if with_processes else "compile_ahead", fails)
+    monkeypatch.setattr(sketches, "compile_step", fails)
     caplog.set_level(logging.DEBUG, "onewave")
     before = threading.active_count()
     with ThreadPoolExecutor(1) as pool:
-        found = plan_and_compile(BASE, how(tmp_path, compilers=pool if with_processes else None), 3)
+        found = plan_and_compile(BASE, how(tmp_path, compilers=pool), 3)
     assert threading.active_count() == before
     assert len(found.steps)
     (record,) = caplog.records
     assert record.levelname == "DEBUG"
     assert record.getMessage() == "not everything is compiled ahead: RuntimeError: no such kernel"
-    assert "sampler" in made or not with_processes
+    assert "sampler" in made
 
 
 @pytest.fixture
@@ -212,8 +205,8 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(count)
         yield None
 
-    monkeypatch.setattr(wave_ahead, "processes", processes)
-    monkeypatch.setattr(wave_ahead, "_MODULES", ())
+    monkeypatch.setattr(first_load, "processes", processes)
+    monkeypatch.setattr(first_load, "_MODULES", ())
     return counts
 
 
@@ -225,7 +218,7 @@ def enter(path: str, load: LoadOptions, config: ModelConfig = BASE) -> None:
 @pytest.mark.parametrize("path", ["auto", "wave"])
 def test_there_are_processes_where_a_wave_may_be_planned(forked: list[int], path: str, tmp_path: Path) -> None:
     enter(path, how(tmp_path, device=GPU))
-    assert forked == [wave_ahead._PROCESSES]
+    assert forked == [first_load._PROCESSES]
     assert not torch.cuda.is_initialized()
 
 
@@ -242,7 +235,7 @@ def test_a_gpus_first_launch_is_begun_after_the_forks(
     forked: list[int], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
-    monkeypatch.setattr(wave_ahead, "begin_first_launch", lambda: begun.append(len(forked)))
+    monkeypatch.setattr(first_load, "begin_first_launch", lambda: begun.append(len(forked)))
     enter(path, how(tmp_path, device=GPU))
     assert begun == [1]
     enter(path, how(tmp_path))
@@ -262,7 +255,7 @@ def test_there_are_none_where_a_program_is_kept_whatever_the_gpu(forked: list[in
 def test_a_triton_without_gluon_is_left_to_the_load(
     forked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wave_ahead, "_MODULES", ("onewave.no_such_module",))
+    monkeypatch.setattr(first_load, "_MODULES", ("onewave.no_such_module",))
     enter("auto", how(tmp_path, device=GPU))
     assert forked == [0]
 
@@ -274,7 +267,7 @@ from contextlib import nullcontext
 from pathlib import Path
 import torch
 from onewave.base.settings import Settings
-from onewave.engine.load import ahead as wave_ahead
+from onewave.engine.load import first_load
 from onewave.engine.load.options import LoadOptions
 from onewave.models.config.read import load_config
 from onewave.weights.fetch.sources import resolve
@@ -283,13 +276,13 @@ settings = Settings.from_env()
 config = load_config(resolve("llama-3.2-1b", settings, load_format="dummy"))
 how = LoadOptions(dtype=torch.bfloat16, device=torch.device("cuda"), max_num_seqs=1, max_model_len=64,
                cache_dir=Path("nowhere"))
-wave_ahead.processes = nullcontext
-with wave_ahead.compilers("wave", config, how) as count:
+first_load.processes = nullcontext
+with first_load.compilers("wave", config, how) as count:
     launchers = ("onewave.ops.attention.hopper.launch", "onewave.wave.kernel.kernel")
     print(count, *(name in sys.modules for name in launchers))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.split() == [str(wave_ahead._PROCESSES), "True", "False"], done.stderr[-2000:]
+    assert done.stdout.split() == [str(first_load._PROCESSES), "True", "False"], done.stderr[-2000:]
 
 
 def test_a_model_is_loaded_with_the_processes_forked_before_any_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +311,7 @@ import os, signal, threading, time
 import torch
 from onewave.models import llama_plan
 from onewave.base.settings import Settings
-from onewave.engine.load import ahead as wave_ahead
+from onewave.engine.load import first_load
 from onewave.engine.load.options import LoadOptions
 from onewave.models.config.read import load_config
 from onewave.gpu.compile_pool import processes
@@ -332,7 +325,7 @@ def interrupt():
     asked = time.monotonic()
     os.kill(os.getpid(), signal.SIGINT)
 
-llama_plan.plan_program, wave_ahead._compile = plan, lambda config, how: None
+llama_plan.plan_program, first_load._compile = plan, lambda config, how: None
 settings = Settings.from_env()
 config = load_config(resolve("llama-3.2-1b", settings, load_format="dummy"))
 with processes(3) as pool:
@@ -341,7 +334,7 @@ with processes(3) as pool:
                    cache_dir=settings.cache_dir, compilers=pool)
     threading.Timer(0.5, interrupt).start()
     try:
-        wave_ahead.plan_and_compile(config, how, 132)
+        first_load.plan_and_compile(config, how, 132)
     except KeyboardInterrupt:
         print("interrupted")
 print(time.monotonic() - asked)

@@ -33,8 +33,8 @@ from onewave.base.errors import (
     WeightsError,
 )
 from onewave.base.quantized import QuantizedRows
-from onewave.engine.load import loading
-from onewave.engine.load.loading import load_model, open_parts
+from onewave.engine.load import checkpoint
+from onewave.engine.load.checkpoint import load_model, open_parts
 from onewave.engine.load.options import LoadOptions
 from onewave.models.batch import Batch
 from onewave.models.config.read import load_config
@@ -215,7 +215,7 @@ def test_weights_on_a_gpu_are_looked_at_when_the_load_is_over(
     save_checkpoint(tmp_path, config_of("llama"))
     change_weights(tmp_path, lambda state: state[Q_PROJ].view(-1)[7:8].fill_(math.nan))
     location, config = ModelLocation("hf", tmp_path, "m"), load_config(ModelLocation("hf", tmp_path, "m"))
-    monkeypatch.setattr(loading.ModelParts, "_is_read_later", lambda self, kind: True)
+    monkeypatch.setattr(checkpoint.ModelParts, "_is_read_later", lambda self, kind: True)
 
     def load() -> None:
         with open_parts(location, config, LoadOptions(dtype=torch.bfloat16, device=CPU)) as parts:
@@ -297,7 +297,7 @@ def test_weights_that_take_more_memory_than_there_is_are_refused_before_they_are
     wanted = sum(math.prod(shape) for shape in expected_shapes(config, HF).values()) * dtype.itemsize
     made: list[str] = []
     monkeypatch.setattr(DummyStore, "load", lambda store, name: made.append(name))
-    monkeypatch.setattr(loading, "available_bytes", lambda: wanted - 1)
+    monkeypatch.setattr(checkpoint, "available_bytes", lambda: wanted - 1)
     says = rf"weights of llama-3.2-1b: at least {wanted / 2**30:.1f} GiB on a CPU with .* left. Use a smaller model"
     with pytest.raises(CapacityError, match=says):
         load_model(location, config, LoadOptions(dtype=dtype, device=CPU, load_format="dummy"), packed=packed)

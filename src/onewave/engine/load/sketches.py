@@ -7,7 +7,6 @@ planned: Triton then finds its kernel compiled. Plain operators run on a layer o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from onewave.base.weight_formats import Rounding, WeightFormat
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.streamed import layer_matrices
+from onewave.gpu.compile_pool import done_by
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
@@ -117,36 +117,14 @@ def _first_layer(config: ModelConfig) -> ModelConfig:
     return replace(config, num_layers=1, layer_windows=config.layer_windows[:1])
 
 
-@torch.inference_mode()
-def compile_ahead(config: ModelConfig, options: LoadOptions) -> None:
-    """Compile the kernel of a model's decode step and launch it once on zeros, and what packs matrices for it. Raises
-    UnsupportedError."""
-    with torch.cuda.device(options.device):
-        stream = blank_stream(config, options)
-        compile_step(config, stream, batch=options.max_num_seqs)
-        compile_packing(stream)
-        torch.cuda.synchronize(options.device)
-
-
-def blank_stream(
-    config: ModelConfig,
-    options: LoadOptions,
-    *,
-    planned: Callable[[Callable[[], WaveProgram]], WaveProgram] = lambda plan: plan(),
-) -> WeightStream:
-    """A stream for one layer of the model in which there is nothing but zeros, in next to no memory. planned: makes the
-    plan, here or in another process."""
+def blank_stream(config: ModelConfig, options: LoadOptions) -> WeightStream:
+    """A stream for one layer of the model in which there is nothing but zeros, in next to no memory. One of the
+    options' compilers plans it, as threads that ask for kernels want Python's lock."""
     from onewave.wave.launch.launch import co_resident
 
-    workers = co_resident(options.device)
-    plan = partial(
-        plan_program,
-        one_layer(config),
-        batch=options.max_num_seqs,
-        workers=workers,
-        weight_bytes=options.weight_bytes,
-    )
-    return _NoWeights(planned(plan), options.dtype, options.device, options.weight_format)
+    workers, batch = co_resident(options.device), options.max_num_seqs
+    plan = partial(plan_program, one_layer(config), batch=batch, workers=workers, weight_bytes=options.weight_bytes)
+    return _NoWeights(done_by(options.compilers, plan), options.dtype, options.device, options.weight_format)
 
 
 @torch.inference_mode()

@@ -22,7 +22,7 @@ from triton.runtime import build
 from onewave import LLM
 from onewave.engine import wave_decode
 from onewave.engine.load import wave as load_module
-from onewave.engine.load import ahead as wave_ahead
+from onewave.engine.load import first_load
 
 main, phase, compiled, built, memory, by_hand = os.getpid(), ["before"], [], [], {}, build._build
 
