@@ -276,6 +276,9 @@ def test_chat_takes_vllms_arguments(llm: LLM) -> None:
     written = "{{ tools[0].function.name }}{{ messages[0].content }}"
     assert llm.chat(talk, GREEDY, tools=tools, chat_template=written)[0].prompt == "weatherhi"
     assert llm.get_tokenizer() is llm.tokenizer
+    assert llm.get_tokenizer().eos_token_id == EOS
+    with pytest.raises(UnsupportedError, match="apply_chat_template: return_tensors="):
+        llm.get_tokenizer().apply_chat_template(talk, return_tensors="pt")
     assert llm.get_tokenizer().apply_chat_template(talk, add_generation_prompt=True, tokenize=False).endswith("<|bot|>")
 
 

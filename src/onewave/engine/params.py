@@ -18,6 +18,26 @@ _MAX_DIGITS = 20  # more than it has
 _MAX_SAMPLES = 16384
 # Beyond any logit, and still finite once a temperature has divided it.
 _LARGEST_BIAS = 1e30
+# Parameter -> lowest and highest value, and what is allowed beside.
+_ALL_LOGPROBS = (-1, _MAX, " (-1: the whole vocabulary), or None")
+_WHOLE: dict[str, tuple[int, int, str]] = {
+    "n": (1, _MAX_SAMPLES, ""),
+    "max_tokens": (1, _MAX, ", or None"),
+    "min_tokens": (0, _MAX, ""),
+    "top_k": (-1, _MAX, " (-1 and 0: off)"),
+    "seed": (-1, 2**64 - 1, ", or None"),
+    "logprobs": _ALL_LOGPROBS,
+    "prompt_logprobs": _ALL_LOGPROBS,
+}
+# Parameter -> lowest and highest value, and what is allowed.
+_NUMBERS: dict[str, tuple[float, float, str]] = {
+    "temperature": (0.0, _LARGEST, "a finite number from 0, in float32"),
+    "top_p": (math.ulp(0.0), 1.0, "a number above 0, up to 1"),
+    "min_p": (0.0, 1.0, "a number from 0 to 1"),
+    "repetition_penalty": (_SMALLEST, _LARGEST, "a finite number above 0, in float32"),
+    "presence_penalty": (-2.0, 2.0, "a number from -2 to 2"),
+    "frequency_penalty": (-2.0, 2.0, "a number from -2 to 2"),
+}
 # Below this a division by the temperature says nothing that argmax does not (vLLM's _SAMPLING_EPS).
 GREEDY_BELOW = 1e-5
 
@@ -65,35 +85,18 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        def put(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
-
-        put("n", whole("n", self.n, 1, _MAX_SAMPLES))
-        if self.max_tokens is not None:
-            put("max_tokens", whole("max_tokens", self.max_tokens, 1, _MAX, extra=", or None"))
-        put("min_tokens", whole("min_tokens", self.min_tokens, 0, _MAX))
-        from_0 = "a finite number from 0, in float32"
-        put("temperature", _number("temperature", self.temperature, 0.0, _LARGEST, from_0))
-        put("top_k", whole("top_k", self.top_k, -1, _MAX, extra=" (-1 and 0: off)"))
-        put("top_p", _number("top_p", self.top_p, 0.0, 1.0, "a number above 0, up to 1", open_low=True))
-        put("min_p", _number("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1"))
-        normal = "a finite number above 0, in float32"
-        put(
-            "repetition_penalty",
-            _number("repetition_penalty", self.repetition_penalty, _SMALLEST, _LARGEST, normal),
-        )
-        for name in ("presence_penalty", "frequency_penalty"):
-            put(name, _number(name, getattr(self, name), -2.0, 2.0, "a number from -2 to 2"))
-        put("logit_bias", _biases(self.logit_bias))
-        if self.seed is not None:
-            seed = whole("seed", self.seed, -1, 2**64 - 1, extra=", or None")
-            put("seed", None if seed == -1 else seed)
-        put("stop", _stops(self.stop))
-        put("stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
-        for name in ("logprobs", "prompt_logprobs"):
-            count = getattr(self, name)
-            if count is not None:
-                put(name, whole(name, count, -1, _MAX, extra=" (-1: the whole vocabulary), or None"))
+        made: dict[str, object] = {
+            "logit_bias": _biases(self.logit_bias),
+            "stop": _stops(self.stop),
+            "stop_token_ids": _ids("stop_token_ids", self.stop_token_ids),
+        }
+        for name, (low, high, extra) in _WHOLE.items():
+            if getattr(self, name) is not None or not extra.endswith("None"):
+                made[name] = whole(name, getattr(self, name), low, high, extra=extra)
+        for name, (low, high, allowed) in _NUMBERS.items():
+            made[name] = _number(name, getattr(self, name), low, high, allowed)
+        for name, value in made.items():
+            object.__setattr__(self, name, None if name == "seed" and value == -1 else value)
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
             flag(name, getattr(self, name))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -140,14 +143,13 @@ class SamplingParams:
         return cast("tuple[int, ...]", self.stop_token_ids)
 
 
-def _number(name: str, value: object, low: float, high: float, allowed: str, *, open_low: bool = False) -> float:
+def _number(name: str, value: object, low: float, high: float, allowed: str) -> float:
     if not isinstance(value, bool) and isinstance(value, Real):
         try:
             number = float(value)
         except OverflowError:  # a whole number beyond float64
             number = math.inf
-        above = number > low if open_low else number >= low
-        if math.isfinite(number) and above and number <= high:
+        if math.isfinite(number) and low <= number <= high:
             return number
     raise InvalidArgumentError(name, got=shown(value), allowed=allowed)
 

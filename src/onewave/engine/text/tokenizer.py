@@ -10,7 +10,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import PreTokenizer, Whitespace
 
-from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
+from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError, shown
 from onewave.engine.arguments import items, whole
 from onewave.engine.text.conversations import ChatLayout, is_template
 from onewave.engine.text.tokenizer_parts import backend_call
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from onewave.weights.fetch.sources import ModelLocation
 
 _CALLERS_TEMPLATES = 8
+# Of transformers' apply_chat_template, what shapes a batch of tensors.
+_NOT_APPLIED = ("padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask")
 
 
 def load_tokenizer(location: ModelLocation, metadata: Mapping[str, Any] | None = None) -> Tokenizer:
@@ -71,6 +73,11 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({self._parts.origin!r}, vocab_size={self.vocab_size})"
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The main id that ends an answer."""
+        return next(iter(self.eos_token_ids), None)
 
     @property
     def chat_template(self) -> str | None:
@@ -204,8 +211,12 @@ class Tokenizer:
     ) -> str | list[int]:
         """A conversation's token ids, or with tokenize=False its text, under the names of transformers' method.
 
-        Raises as encode_chat.
+        variables: of the template. Raises as encode_chat, UnsupportedError for batches, tensors and dictionaries.
         """
+        for name in _NOT_APPLIED:
+            if variables.pop(name, None):
+                allowed = "one conversation's text, or its ids in a list"
+                raise UnsupportedError("apply_chat_template", got=f"{name}=", allowed=allowed)
         layout = ChatLayout(
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
