@@ -31,7 +31,7 @@ def test_operators_with_one_mask_take_no_other(onewave, flag):
 
 
 @pytest.mark.usefixtures("nothing_is_measured")
-@pytest.mark.parametrize("option", [["--resources"], ["--causal"], ["--logits", "last"]])
+@pytest.mark.parametrize("option", [["--causal"], ["--logits", "last"]])
 def test_the_feed_forward_block_takes_no_option_of_attention(onewave, option):
     assert option[0] in onewave("bench", "ops", "ffn", *option).error()
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.cli.bench.report import Results, ceiling_line, name_of, show_status
-from onewave.cli.output import show, table
+from onewave.cli.output import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +25,6 @@ ATTENTION_OPERATORS = (
     "masked_multihead_attention",
 )
 """Operators that are measured beside other libraries, on shapes of their own."""
-
-_MAX_COLUMNS = 256
 
 
 def bench_attention(
@@ -72,42 +69,6 @@ def bench_attention(
         parts += [*_parts(title, results, matmul, read), *missing, ceiling_line(matmul), ceiling_line(read)]
     ceilings = {"read_gb_s": read.value, "matmul_tflops": matmul.value}
     out.show({"device": str(device), "ceilings": ceilings, "results": documents}, citations, *parts)
-
-
-def attention_resources(shapes: Sequence[str] | None, *, as_json: bool) -> None:
-    """Print what the prefill kernels take of an SM for the shapes' head_dims, compiled here for sm_90 and sm_80."""
-    from onewave.bench.ops.attention import PREFILL_SHAPES, AttentionShape
-    from onewave.ops.attention.mma.plan import mma_tile
-    from onewave.ops.attention.resources_impl import hopper, mma, portable
-
-    head_dims = sorted({AttentionShape.parse(text).head_dim for text in shapes or PREFILL_SHAPES})
-    if head_dims[-1] > _MAX_COLUMNS:
-        raise InvalidArgumentError("--shape", got=f"head_dim {head_dims[-1]}", allowed=f"at most {_MAX_COLUMNS}")
-    columns = ("threads", "registers", "spilled", "shared", "an SM", "occupancy", "compiled")
-    title = "attention: what a program takes of an SM (bf16)"
-    rows = table(title, "head_dim", "kernel", "GPU", *columns, left=3)
-    documents: list[dict[str, Any]] = []
-    for head_dim in head_dims:
-        for causal in (False, True):
-            kernels = [hopper(head_dim, causal=causal)]
-            for gpu in (90, 80):
-                kernels += [portable(head_dim, gpu, causal=causal), mma(head_dim, gpu, causal=causal)]
-                if mma_tile(head_dim) != mma_tile(head_dim, narrow=True):
-                    kernels.append(mma(head_dim, gpu, narrow=True, causal=causal))
-            for found in kernels:
-                show_status(f"compiled {found.kernel} kernel, head_dim {head_dim}")
-                rows.add_row(
-                    f"{head_dim}{' causal' if causal else ''}", found.kernel, f"sm_{found.capability}",
-                    str(found.threads), str(found.registers), f"{found.stack} B", f"{found.shared / 1024:.0f} KiB",
-                    str(found.programs_an_sm), f"{found.occupancy:.0%}", f"{found.seconds:.1f} s",
-                )  # fmt: skip
-                own = {"head_dim": head_dim, "causal": causal, "programs_an_sm": found.programs_an_sm}
-                documents.append(own | vars(found) | {"occupancy": found.occupancy})
-    show_status("")
-    if as_json:
-        print(json.dumps({"resources": documents}))
-    else:
-        show(rows)
 
 
 def _shapes(operator: str, texts: Sequence[str] | None, device: torch.device) -> list[str]:

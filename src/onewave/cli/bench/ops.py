@@ -9,7 +9,7 @@ import typer
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.base.settings import Settings
 from onewave.cli import options
-from onewave.cli.bench.attention import ATTENTION_OPERATORS, attention_resources, bench_attention, chosen_operators
+from onewave.cli.bench.attention import ATTENTION_OPERATORS, bench_attention, chosen_operators
 from onewave.cli.bench.ffn import bench_ffn, count_ffn
 from onewave.cli.bench.report import Reps, Results, ceiling_line, make_current, name_of, show_status
 from onewave.cli.output import table
@@ -57,9 +57,6 @@ def ops(
         str | None,
         typer.Option("--logits", help="Of attention: adversarial scores: first, last (a huge key there) or x16."),
     ] = None,
-    resources: Annotated[
-        bool, typer.Option("--resources", help="Of attention: registers, shared memory and occupancy, without a GPU.")
-    ] = False,
     counters: Annotated[
         bool,
         typer.Option("--counters", help="Of ffn: bytes of device memory and L2 hit rate, by Nsight Compute (ncu)."),
@@ -71,8 +68,8 @@ def ops(
     check_device(device)
     if names == ["ffn"]:
         _refuse_step_options(call, "ffn")
-        if resources or logits or causal is not None:
-            raise InvalidArgumentError("--resources, --causal, --logits", got="ffn", allowed="with attention")
+        if logits or causal is not None:
+            raise InvalidArgumentError("--causal, --logits", got="ffn", allowed="with attention")
         kind, where = _attention_dtype(dtype, device)
         report = count_ffn if counters else bench_ffn
         report(shape, device=where, dtype=kind, reps=reps, out=out)
@@ -82,15 +79,6 @@ def ops(
     attentions, others = chosen_operators(names or [])
     if attentions:
         _refuse_step_options(call, ", ".join(attentions))
-    if resources:
-        if attentions != ["attention"]:
-            raise InvalidArgumentError(
-                "--resources", got=", ".join(names or ["no operator"]), allowed="attention alone"
-            )
-        if out.ledger is not None:
-            raise InvalidArgumentError("--ledger", got="--resources, which measures no time", allowed="one of the two")
-        attention_resources(shape, as_json=out.as_json)
-        return
     if attentions:
         kind, where = _attention_dtype(dtype, device)
         bench_attention(

@@ -1,7 +1,7 @@
 """What the m16n8k16 kernel takes, and its tiles for each head_dim; from shapes and flags alone.
 
 A row's bits depend on the keys of a tile, so these depend on head_dim alone; how many queries a tile has changes no
-bit. The tiles are chosen by registers (`onewave bench ops attention --resources`). The operator never takes this kernel
+bit. The tiles are chosen by registers (`python tools/resources.py`). The operator never takes this kernel
 by itself: on an H200 it is nowhere ahead of both others (docs/log/prefill-attention.md).
 """
 

@@ -1,9 +1,15 @@
-"""What the attention kernels take of an SM: compiled ahead of time, for GPUs that need not be here."""
+"""Print what the prefill attention kernels take of an SM, compiled here for sm_90 and sm_80; no GPU is needed.
+
+`python tools/resources.py 64 128` shows registers, spills, shared memory and occupancy for these head_dims.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -16,12 +22,12 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 from onewave.base.device import H200_SMS, Device
-from onewave.base.errors import UnsupportedError
 from onewave.gpu.launch import launches_nowhere, without_collection
 from onewave.gpu.prebuilt import compiled_from
 from onewave.ops.attention.call import AttentionCall, Extras
 from onewave.ops.attention.choose import choose
 from onewave.ops.attention.masks import Options
+from onewave.ops.attention.mma.plan import mma_tile
 from onewave.ops.backends import load
 
 # Of an SM of sm_80 and sm_90. A program takes 1 KiB of shared memory beside its own.
@@ -60,29 +66,21 @@ class Resources:
         return self.programs_an_sm * self.threads / _THREADS
 
 
-def hopper(head_dim: int, *, causal: bool = False) -> Resources:
-    """Return what Hopper's kernel takes with the tile of tuned.json."""
-    return _compiled("gluon", Device((9, 0), H200_SMS), head_dim, causal=causal)
+def kernels_of(head_dim: int, *, causal: bool) -> list[Resources]:
+    """Compile Hopper's kernel for sm_90, and the portable and the m16n8k16 ones for sm_90 and sm_80.
 
-
-def portable(head_dim: int, capability: int = 90, *, causal: bool = False) -> Resources:
-    """Return what the portable kernel takes with its plan's tile."""
-    major, minor = divmod(capability, 10)
-    return _compiled("triton", Device((major, minor), H200_SMS), head_dim, causal=causal)
-
-
-def mma(head_dim: int, capability: int = 90, *, narrow: bool = False, causal: bool = False) -> Resources:
-    """Return what the m16n8k16 kernel takes with its wide or narrow tile, which many SMs ask for."""
-    major, minor = divmod(capability, 10)
-    device = Device((major, minor), _MANY_SMS if narrow else H200_SMS)
-    return _compiled("mma", device, head_dim, causal=causal)
+    The last one has a narrow tile, too, where many SMs ask for it.
+    """
+    found = [_compiled("gluon", Device((9, 0), H200_SMS), head_dim, causal=causal)]
+    for capability in ((9, 0), (8, 0)):
+        found += [_compiled(kind, Device(capability, H200_SMS), head_dim, causal=causal) for kind in ("triton", "mma")]
+        if mma_tile(head_dim) != mma_tile(head_dim, narrow=True):
+            found.append(_compiled("mma", Device(capability, _MANY_SMS), head_dim, causal=causal))
+    return found
 
 
 def _compiled(backend: str, device: Device, head_dim: int, *, causal: bool) -> Resources:
     """Compile what a call with bfloat16 tensors launches on a device."""
-    if knobs.runtime.interpret:
-        what = "attention resources: Triton's interpreter compiles nothing"
-        raise UnsupportedError(what, got="TRITON_INTERPRET=1", next="Unset it.")
     assert device.capability is not None
     q = torch.empty(*_CALL, head_dim, dtype=torch.bfloat16)
     options = Options(head_dim**-0.5, right=0 if causal else None)
@@ -110,3 +108,31 @@ def _compiled(backend: str, device: Device, head_dim: int, *, causal: bool) -> R
     threads, shared = _WARP * int(compiled.metadata.num_warps), int(compiled.metadata.shared)
     name = {"gluon": "Hopper's", "triton": "portable"}.get(backend, f"mma x {choice.block_m}")
     return Resources(name, capability, threads, int(found[1]), int(found[2]), shared, seconds)
+
+
+def main(arguments: list[str]) -> None:
+    """Print a row for each kernel, head_dim and mask, as JSON lines with --json."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("head_dims", nargs="*", type=int, default=[64, 128, 256])
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args(arguments)
+    row = "{:>8} {:<7} {:<10} {:>5} {:>8} {:>10} {:>8} {:>8} {:>6} {:>10} {:>9}"
+    columns = ("threads", "registers", "spilled", "shared", "an SM", "occupancy", "compiled")
+    if not asked.json:
+        print(row.format("head_dim", "mask", "kernel", "GPU", *columns))
+    for head_dim in asked.head_dims:
+        for causal in (False, True):
+            for found in kernels_of(head_dim, causal=causal):
+                if asked.json:
+                    own = {"head_dim": head_dim, "causal": causal, "programs_an_sm": found.programs_an_sm}
+                    print(json.dumps(own | vars(found) | {"occupancy": found.occupancy}))
+                    continue
+                print(row.format(
+                    head_dim, "causal" if causal else "", found.kernel, f"sm_{found.capability}", found.threads,
+                    found.registers, f"{found.stack} B", f"{found.shared / 1024:.0f} KiB", found.programs_an_sm,
+                    f"{found.occupancy:.0%}", f"{found.seconds:.1f} s",
+                ))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
