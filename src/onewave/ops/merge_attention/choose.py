@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -47,14 +48,9 @@ def _on_gpu(shape: tuple[int, ...], num_tensors: int) -> MergeChoice:
     parts, *batch, queries, head_dim = shape
     block_d = 1 << max(0, head_dim - 1).bit_length()
     block_s = max(1, min(1 << (queries - 1).bit_length(), _FLOATS_IN_FLIGHT // block_d))
-    programs = -(-queries // block_s)
-    for size in batch:
-        programs *= size
-    why = because(
-        "{} parts are read once each, in their order; {} numbers a program stay in registers",
-        parts * num_tensors,
-        _FLOATS_IN_FLIGHT,
-    )
+    programs = -(-queries // block_s) * math.prod(batch)
+    text = "{} parts are read once each, in their order; {} numbers a program stay in registers"
+    why = because(text, parts * num_tensors, _FLOATS_IN_FLIGHT)
     kernel = "merge_attention/triton_impl.py: merge_kernel"
     return MergeChoice("triton", "triton_impl", kernel, (why,), block_s, block_d, programs)
 

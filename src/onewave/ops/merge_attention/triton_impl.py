@@ -8,6 +8,8 @@ tuple of ones, a stacked tensor one tuple entry. So neither needs a copy. Bound:
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -23,20 +25,9 @@ MAX_TENSORS = 8
 
 @triton.jit
 def merge_kernel(
-    out_ptrs,
-    lse_ptrs,
-    out_strides,
-    lse_strides,
-    result_ptr,
-    result_lse_ptr,
-    num_stacked,
-    num_heads,
-    num_queries,
-    HEAD_DIM: tl.constexpr,
-    TENSORS: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    out_ptrs, lse_ptrs, out_strides, lse_strides, result_ptr, result_lse_ptr, num_stacked, num_heads, num_queries,
+    HEAD_DIM: tl.constexpr, TENSORS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     # Rows are counted in one 64-bit axis of the grid: the others end at 65,535.
     blocks = tl.cdiv(num_queries, BLOCK_S)
     program = tl.program_id(0)
@@ -88,30 +79,16 @@ def run(call: MergeCall, choice: MergeChoice) -> tuple[Tensor, Tensor]:
     if lse.numel() == 0:
         return result, lse
     launch_kernel(
-        merge_kernel,
-        (choice.num_programs,),
-        tuple(outs),
-        tuple(lses),
-        tuple(out.stride() for out in outs),
-        tuple(lse.stride() for lse in lses),
-        result,
-        lse,
-        num_stacked,
-        heads,
-        queries,
-        HEAD_DIM=head_dim,
-        TENSORS=len(outs),
-        BLOCK_S=choice.block_s,
-        BLOCK_D=choice.block_d,
+        merge_kernel, (choice.num_programs,),
+        tuple(outs), tuple(lses), tuple(out.stride() for out in outs), tuple(lse.stride() for lse in lses),
+        result, lse, num_stacked, heads, queries,
+        HEAD_DIM=head_dim, TENSORS=len(outs), BLOCK_S=choice.block_s, BLOCK_D=choice.block_d,
         num_warps=choice.num_warps,
-    )
+    )  # fmt: skip
     return result, lse
 
 
 def _five_axes(tensor: Tensor) -> Tensor:
     parts, *batch, queries, head_dim = tensor.shape
     heads = batch.pop() if batch else 1
-    rows = 1
-    for length in batch:
-        rows *= length
-    return tensor.reshape(parts, rows, heads, queries, head_dim)
+    return tensor.reshape(parts, math.prod(batch), heads, queries, head_dim)

@@ -43,49 +43,24 @@ def run(call: Fp8Call, choice: AttentionChoice) -> Tensor:
     left, right = wanted.sides
     steps = (sequences or 0).bit_length() + 1
     longest = MAX_KEYS if packed is None else packed.max_seqlen_q
-    (starts_q, starts_k), scales, sinks = call.starts, call.filled_scales(), call.dense_sinks
+    scales = call.filled_scales()
     with held(q.device):
         sizes = (num_keys, first_key, sequences or 0, steps, v_tiles, left, right)
         tiles = _turned(v, call, sizes)
         order, which, rounds = order_of(plan, call)
         if packed is None:
             k = k[:, :, first_key:num_keys]
+        integers = scales[0].view(torch.int32)  # stand in for tensors that there are not
         launch_kernel(
-            fp8_kernel,
-            (plan.programs,),
-            describe(q, ROWS, COLUMNS, packed is not None),
-            describe(k, KEYS, COLUMNS, packed is not None),
-            tiles,
-            describe(out, ROWS, COLUMNS, packed is not None),
-            *scales,
-            scales[0] if lse is None else lse,
-            scales[0] if sinks is None else sinks,
-            scales[0].view(torch.int32) if starts_q is None else starts_q,
-            scales[0].view(torch.int32) if starts_k is None else starts_k,
-            scales[0].view(torch.int32) if order is None else order,
-            v_tiles,
-            0 if lse is None else lse.stride(0),
-            0 if lse is None else lse.stride(1),
-            q.shape[1],
-            work.group,
-            plan.section,
-            min(longest, num_queries),
-            num_keys,
-            first_key,
-            sequences or 0,
-            steps,
-            plan.slots,
-            plan.tiles,
-            rounds,
-            shift,
-            left,
-            right,
-            *wanted.factors,
-            ORDER=which,
-            num_warps=4,
-            **FP8_TILE,
-            **call.flags,
-        )
+            fp8_kernel, (plan.programs,),
+            describe(q, ROWS, COLUMNS, packed is not None), describe(k, KEYS, COLUMNS, packed is not None), tiles,
+            describe(out, ROWS, COLUMNS, packed is not None), *scales,
+            *(scales[0] if each is None else each for each in (lse, call.dense_sinks)),
+            *(integers if each is None else each for each in (*call.starts, order)), v_tiles,
+            *((0, 0) if lse is None else lse.stride()[:2]), q.shape[1], work.group, plan.section,
+            min(longest, num_queries), num_keys, first_key, sequences or 0, steps, plan.slots, plan.tiles, rounds,
+            shift, left, right, *wanted.factors, ORDER=which, num_warps=4, **FP8_TILE, **call.flags,
+        )  # fmt: skip
     return result
 
 

@@ -20,46 +20,22 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
     if q.numel() == 0:
         return result
     num_heads, num_queries, head_dim = q.shape[1:]
-    wanted, packed, sinks, (starts_q, starts_k) = call.options, call.packed, call.dense_sinks, call.starts
+    wanted, packed = call.options, call.packed
     unit = _PIECE if all(_in_pieces(tensor) for tensor in (q, k, v, out)) else 1
     launch_kernel(
-        mma_kernel,
-        (choice.num_programs,),
-        q,
-        k,
-        v,
-        out,
-        q if lse is None else lse,
-        q if sinks is None else sinks,
-        q if starts_q is None else starts_q,
-        q if starts_k is None else starts_k,
-        *_steps(q, unit),
-        *_steps(k, unit),
-        *_steps(v, unit),
-        *_steps(out, unit),
+        mma_kernel, (choice.num_programs,),
+        q, k, v, out, *(q if each is None else each for each in (lse, call.dense_sinks, *call.starts)),
+        *(step for tensor in (q, k, v, out) for step in _steps(tensor, unit)),
         *((0, 0, 0) if lse is None else lse.stride()),
-        num_heads,
-        num_heads // k.shape[1],
-        num_queries if packed is None else packed.max_seqlen_q,
-        k.shape[2],
-        choice.tiles,
-        wanted.shift(num_queries, k.shape[2]) if packed is None else 0,
-        *wanted.sides,
-        *wanted.factors,
-        PACK=choice.packed_heads,
-        HEAD_DIM=head_dim,
-        WIDTH=choice.width,
-        QUERIES=choice.block_m,
-        KEYS=choice.block_n,
-        WARPS=choice.num_warps,
-        UNIT=unit,
+        num_heads, num_heads // k.shape[1], num_queries if packed is None else packed.max_seqlen_q, k.shape[2],
+        choice.tiles, wanted.shift(num_queries, k.shape[2]) if packed is None else 0, *wanted.sides, *wanted.factors,
+        PACK=choice.packed_heads, HEAD_DIM=head_dim, WIDTH=choice.width, QUERIES=choice.block_m, KEYS=choice.block_n,
+        WARPS=choice.num_warps, UNIT=unit,
         # Folding scale into the exponent takes the max before scaling: only a positive scale keeps its place.
         FOLD=wanted.scale > 0 and wanted.softcap is None,
-        num_warps=choice.num_warps,
         # Copies element by element, through registers, would spill below.
-        maxnreg=choice.max_registers if unit == _PIECE else _ALL_REGISTERS,
-        **call.flags,
-    )
+        maxnreg=choice.max_registers if unit == _PIECE else _ALL_REGISTERS, num_warps=choice.num_warps, **call.flags,
+    )  # fmt: skip
     return result
 
 

@@ -33,46 +33,19 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
         bias = bias.view((1,) * (4 - bias.ndim) + bias.shape)
         bias = bias.view(torch.uint8) if is_bool else bias
     slopes = slopes[None] if slopes is not None and slopes.ndim == 1 else slopes
+    keys_and_values = (_descriptor(x, choice.block_n, choice.width) for x in (k, v)) if choice.descriptors else (k, v)
     launch_kernel(
-        attention_kernel,
-        (choice.num_programs,),
-        q,
-        *((_descriptor(x, choice.block_n, choice.width) for x in (k, v)) if choice.descriptors else (k, v)),
-        out,
-        lse,
-        sinks,
-        slopes,
-        bias,
-        *call.starts,
-        q.stride()[:3],
-        k.stride()[:3],
-        v.stride()[:3],
-        out.stride()[:3],
-        (0, 0, 0) if lse is None else lse.stride(),
-        _broadcast_strides(slopes, 2),
-        _broadcast_strides(bias, 4),
-        num_heads,
-        num_heads // num_kv_heads,
-        num_queries if packed is None else packed.max_seqlen_q,
-        num_keys,
-        choice.tiles,
-        shift,
-        *wanted.sides,
-        *wanted.factors,
-        PACK=choice.packed_heads,
-        HEAD_DIM=head_dim,
-        WIDTH=choice.width,
-        BLOCK_M=choice.block_m,
-        BLOCK_N=choice.block_n,
-        TMA=choice.descriptors,
-        ALIBI=slopes is not None,
-        BIAS=0 if bias is None else 1 if is_bool else 2,
-        POSITIVE=wanted.scale > 0,
-        TAIL=ragged or wanted.right is not None or num_keys % choice.block_n != 0,
-        num_warps=choice.num_warps,
-        num_stages=choice.num_stages,
-        **call.flags,
-    )
+        attention_kernel, (choice.num_programs,),
+        q, *keys_and_values, out, lse, sinks, slopes, bias, *call.starts,
+        *(tensor.stride()[:3] for tensor in (q, k, v, out)), (0, 0, 0) if lse is None else lse.stride(),
+        _broadcast_strides(slopes, 2), _broadcast_strides(bias, 4),
+        num_heads, num_heads // num_kv_heads, num_queries if packed is None else packed.max_seqlen_q, num_keys,
+        choice.tiles, shift, *wanted.sides, *wanted.factors,
+        PACK=choice.packed_heads, HEAD_DIM=head_dim, WIDTH=choice.width, BLOCK_M=choice.block_m, BLOCK_N=choice.block_n,
+        TMA=choice.descriptors, ALIBI=slopes is not None, BIAS=0 if bias is None else 1 if is_bool else 2,
+        POSITIVE=wanted.scale > 0, TAIL=ragged or wanted.right is not None or num_keys % choice.block_n != 0,
+        num_warps=choice.num_warps, num_stages=choice.num_stages, **call.flags,
+    )  # fmt: skip
     return result
 
 
