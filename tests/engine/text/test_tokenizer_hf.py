@@ -277,6 +277,21 @@ def test_named_tokens_may_stand_in_the_special_tokens_map(tmp_path: Path) -> Non
     assert tokenizer.token_text(tokenizer.bos_token_id or 0) == "<|begin|>"
 
 
+def test_tokens_that_the_config_names_beside_the_usual_are_seen_by_templates_and_are_control_tokens(
+    tmp_path: Path,
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    template = "{{ image_token }}{{ messages[0].content }}"
+    config: dict[str, Any] = {"extra_special_tokens": {"image_token": "<think>"}, "chat_template": template}
+    ours = open_directory(byte_level_directory(tmp_path, QWEN2_WORDS, **config))
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    talk = [{"role": "user", "content": "a <think>"}]
+    assert ours.render_chat(talk) == theirs.apply_chat_template(talk, tokenize=False)
+    ids = ours.encode("a<think>b")
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "ab"
+    assert sum(i in ours.special_ids for i in ours.encode_chat(talk)) == 1
+
+
 def test_truncation_and_padding_written_in_the_file_are_not_applied(tmp_path: Path) -> None:
     path = byte_level_directory(tmp_path, QWEN2_WORDS) / "tokenizer.json"
     state = json.loads(path.read_text(encoding="utf-8"))

@@ -16,7 +16,15 @@ from onewave.base.json_files import read_json_object
 from onewave.engine.text.pieces import pieces_of
 from onewave.engine.text.tokenizer_parts import AddedPiece, TokenizerParts, backend_call
 
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+SPECIAL_NAMES: tuple[str, ...] = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 def hf_tokenizer_parts(directory: Path) -> TokenizerParts:
@@ -95,11 +103,16 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """name -> text. A token is written as a string or as {"content": string}; tokenizer_config.json wins."""
+    """name -> text. A token is written as a string or as {"content": string}; tokenizer_config.json wins, and names
+    further ones in extra_special_tokens."""
     found: dict[str, str] = {}
-    of_map = _read_object(directory / "special_tokens_map.json")
-    for file, source in (("special_tokens_map.json", of_map), ("tokenizer_config.json", config)):
-        for name in SPECIAL_NAMES:
+    of_map, extra = _read_object(directory / "special_tokens_map.json"), config.get("extra_special_tokens")
+    sources = [("special_tokens_map.json", of_map, SPECIAL_NAMES), ("tokenizer_config.json", config, SPECIAL_NAMES)]
+    if isinstance(extra, dict):
+        more = cast("dict[str, Any]", extra)
+        sources.append(("tokenizer_config.json", more, tuple(more)))
+    for file, source, names in sources:
+        for name in names:
             value: object = source.get(name)
             if isinstance(value, dict):
                 value = cast("dict[str, Any]", value).get("content")
