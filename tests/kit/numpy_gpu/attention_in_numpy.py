@@ -204,12 +204,6 @@ class Language(Gluon):
     def num_programs(self, _: int) -> Array:
         return wrapped(np.int64(self.programs))
 
-    def NVMMADistributedLayout(self, *_: Any) -> str:
-        return "registers"
-
-    def NVMMASharedLayout(self, **_: Any) -> str:
-        return "swizzled 128"
-
     def allocate_shared_memory(self, _: Any, shape: Sequence[int], layout: Any) -> Any:
         if layout == "barrier":
             return Barriers(Barrier() for _ in range(shape[0]))

@@ -113,25 +113,15 @@ class Gluon:
     def num_warps(self) -> int:
         return 4
 
-    def BlockedLayout(self, *parts: Any) -> str:
+    def _registers(self, *_: Any, **__: Any) -> str:
         return "registers"
 
-    def SliceLayout(self, *parts: Any) -> str:
-        return "registers"
-
-    def NVMMADistributedLayout(self, **parts: Any) -> str:
-        return "registers"
-
-    def DotOperandLayout(self, *parts: Any) -> str:
-        return "registers"
-
-    def DistributedLinearLayout(self, **parts: Any) -> str:
-        return "registers"
+    BlockedLayout = SliceLayout = NVMMADistributedLayout = DotOperandLayout = DistributedLinearLayout = _registers
 
     def NVMMASharedLayout(self, *parts: Any, **named: Any) -> str:
         return "swizzled 128"
 
-    def SwizzledSharedLayout(self, *parts: Any) -> str:
+    def SwizzledSharedLayout(self, *_: Any, **__: Any) -> str:
         return "rows"
 
     def allocate_shared_memory(self, item: Any, shape: Sequence[int], layout: Any) -> Any:

@@ -1,9 +1,8 @@
 """Runs the m16n8k16 kernel's own Gluon source in NumPy, statement by statement, on a recorded launch.
 
-Tensors are arrays without their layouts (test_attention_mma_ptx.py runs what layouts become). Pointers know which
-elements are theirs: reading or writing others is an error, as is a second write, a division of something negative (it
-rounds otherwise on a GPU) and the use of a tile whose copy has not been waited for (it is NaN). float16 stands for
-both 16-bit types.
+Tensors are arrays without their layouts (kit/runs/mma.py runs what layouts become). Pointers know which elements are
+theirs: reading or writing others is an error, as is a second write and the use of a tile whose copy has not been waited
+for (it is NaN). float16 stands for both 16-bit types.
 """
 
 from __future__ import annotations
@@ -15,35 +14,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from kit.numpy_gpu.gluon_in_numpy import Gluon
 from kit.numpy_gpu.mma_launches import Launch
+from kit.numpy_gpu.numpy_memory import Array, multiplied, wrapped
 from kit.runs.tensors import addressed
 from onewave.ops.attention.mma import kernel as mma_kernel_impl
-
-
-class Array(np.ndarray):
-    """A tensor, or a scalar as an array of no dimension."""
-
-    @property
-    def type(self) -> Any:
-        return types.SimpleNamespace(layout="registers")
-
-    def to(self, dtype: Any) -> Array:
-        return wrapped(np.asarray(self).astype(dtype))
-
-    def permute(self, axes: tuple[int, ...]) -> Array:
-        return wrapped(np.asarray(self).transpose(axes))
-
-    def __floordiv__(self, other: Any) -> Array:
-        assert (np.asarray(self) >= 0).all(), "a negative number is divided"
-        return wrapped(np.asarray(self) // np.asarray(other))
-
-    def __mod__(self, other: Any) -> Array:
-        assert (np.asarray(self) >= 0).all(), "a negative number is divided"
-        return wrapped(np.asarray(self) % np.asarray(other))
-
-
-def wrapped(values: Any) -> Array:
-    return np.asarray(values).view(Array)
 
 
 class Memory:
@@ -90,34 +65,15 @@ class Shared:
         self.cells[...] = values
 
 
-class Gluon:
+class Language(Gluon):
     """What the kernel calls `gl` and `async_copy`, for one program."""
 
-    int32, int64, float32 = np.int32, np.int64, np.float32
-
     def __init__(self, program: int) -> None:
-        self.program = program
+        self.block, self.blocks = program, (program + 1, 1)
         self.groups: list[list[Callable[[], None]]] = [[]]
-
-    def program_id(self, axis: int) -> Array:
-        return wrapped(np.int32(self.program))
-
-    def layout(self, *_: Any, **__: Any) -> str:
-        return "registers"
-
-    BlockedLayout = SliceLayout = NVMMADistributedLayout = DotOperandLayout = SwizzledSharedLayout = layout
 
     def allocate_shared_memory(self, dtype: Any, shape: Sequence[int], layout: Any) -> Shared:
         return Shared(dtype, shape)
-
-    def arange(self, first: int, end: int, layout: Any) -> Array:
-        return wrapped(np.arange(first, end, dtype=np.int32))
-
-    def full(self, shape: Sequence[int], value: float, dtype: Any, layout: Any) -> Array:
-        return wrapped(np.full(shape, value, dtype))
-
-    def zeros(self, shape: Sequence[int], dtype: Any, layout: Any) -> Array:
-        return self.full(shape, 0, dtype, layout)
 
     def convert_layout(self, x: Any, layout: Any, assert_trivial: bool = False) -> Any:
         return x
@@ -161,36 +117,8 @@ class Gluon:
             for land in self.groups.pop(0):
                 land()
 
-    def where(self, condition: Any, a: Any, b: Any) -> Array:
-        both = a if isinstance(a, np.ndarray) else b
-        dtype = both.dtype if isinstance(both, np.ndarray) else np.float32
-        return wrapped(np.where(np.asarray(condition), a, b).astype(dtype))
 
-    def sum(self, x: Array, axis: int) -> Array:
-        return wrapped(np.asarray(x).sum(axis=axis, dtype=x.dtype))
-
-    def max(self, x: Array, axis: int) -> Array:
-        return wrapped(np.asarray(x).max(axis=axis))
-
-    def maximum(self, a: Any, b: Any) -> Array:
-        return wrapped(np.maximum(a, b))
-
-    def minimum(self, a: Any, b: Any) -> Array:
-        return wrapped(np.minimum(a, b))
-
-    def exp2(self, x: Any) -> Array:
-        return wrapped(np.exp2(x))
-
-    def log2(self, x: Any) -> Array:
-        return wrapped(np.log2(x))
-
-
-def product(a: Array, b: Array, acc: Array) -> Array:
-    """In float64, so that the order in which some library sums for some shape does not show."""
-    return acc + wrapped((np.asarray(a, np.float64) @ np.asarray(b, np.float64)).astype(np.float32))
-
-
-def namespace(gl: Gluon) -> dict[str, Any]:
+def namespace(gl: Language) -> dict[str, Any]:
     """The kernel's module with NumPy under its names."""
     space: dict[str, Any] = {}
     for name, thing in vars(mma_kernel_impl).items():
@@ -200,7 +128,7 @@ def namespace(gl: Gluon) -> dict[str, Any]:
         elif hasattr(thing, "value"):
             space[name] = thing.value
     # In place: the functions hold on to this dictionary.
-    space |= {"gl": gl, "async_copy": gl, "mma_v2": product}
+    space |= {"gl": gl, "async_copy": gl, "mma_v2": lambda a, b, acc: acc + multiplied(a, b)}
     return space
 
 
@@ -216,6 +144,6 @@ def run(launch: Launch) -> None:
             given[name] = wrapped(np.int32(value)) if isinstance(value, int) and not name.isupper() else value
     with np.errstate(all="ignore"):
         for program in range(launch.programs):
-            namespace(Gluon(program))["mma_kernel"](**given)
+            namespace(Language(program))["mma_kernel"](**given)
     out = memories[id(launch.given["out_ptr"])]
     assert launch.given["RAGGED"] or (out.written == out.own).all(), "some of the output was not written"

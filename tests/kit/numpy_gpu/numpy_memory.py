@@ -37,6 +37,17 @@ class Array(np.ndarray):
     def item(self, *at: Any) -> Any:
         return wrapped(np.asarray(self).reshape(()))
 
+    def permute(self, axes: tuple[int, ...]) -> Array:
+        return wrapped(np.asarray(self).transpose(axes))
+
+    def __floordiv__(self, other: Any) -> Array:
+        assert (np.asarray(self) >= 0).all(), "a negative number is divided, which a GPU rounds otherwise"
+        return wrapped(np.asarray(self) // np.asarray(other))
+
+    def __mod__(self, other: Any) -> Array:
+        assert (np.asarray(self) >= 0).all(), "a negative number is divided, which a GPU rounds otherwise"
+        return wrapped(np.asarray(self) % np.asarray(other))
+
     def __iadd__(self, other: Any) -> Any:
         return self + other  # a tensor never changes: another name for it keeps its value
 
