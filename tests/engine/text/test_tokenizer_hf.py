@@ -128,6 +128,17 @@ def test_named_tokens_are_control_tokens_though_tokenizer_json_lists_them_as_wor
     assert ours.decode([2, 1, 3]) == theirs.decode([2, 1, 3], skip_special_tokens=True) == "a b"
 
 
+def test_text_that_the_vocabulary_lacks_is_unknown_unless_that_would_end_an_answer(tmp_path: Path) -> None:
+    backend = Backend(models.WordLevel({"<unk>": 0, "<s>": 1, "a": 2}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"bos_token": "<s>", "unk_token": "<unk>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+    talk = [{"role": "user", "content": "a z"}]
+    ours = open_directory(save_directory(tmp_path, backend, names))
+    assert (ours.encode_chat(talk), ours.encode("a z", allow_special=False)) == ([1, 2, 0], [2, 0])
+    ours = open_directory(save_directory(tmp_path, backend, names | {"eos_token": "<unk>"}))
+    assert (ours.encode_chat(talk), ours.encode("a z", allow_special=False)) == ([1, 2], [2])
+
+
 def change_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 
