@@ -42,10 +42,11 @@ from onewave.ops.attention.masks import Options
 TARGET = GPUTarget("cuda", 90, 32)
 # Where one program has all tiles, few tokens reach each way to deal them.
 _DEVICE = Device((9, 0), 1)
-_TENSORS = (*product((torch.bfloat16, torch.float16), (64, 128, 256)), (torch.float8_e4m3fn, 128))
+_TENSORS = (*product((torch.bfloat16, torch.float16), (64, 128, 192, 256)), (torch.float8_e4m3fn, 128))
 # Where one program has all tiles: one is dealt in closed form, and a sequence of these by a table or, packed, sorted.
-_FEW, _MANY = 16, 4096
-_LIMITS = {"full": (None, None), "causal": (None, 0), "window": (128, 0)}
+# Heads of 64 have two tiles: that of few rows takes 16 and 1,024 tokens, the other one 4,096 and 16,384.
+_TOKENS = {"": 16, "-many": 4096, "-some": 1024, "-most": 16384}
+_LIMITS = {"full": (None, None), "causal": (None, 0), "window": (1024, 0)}
 
 
 @cache  # a process that builds several asks as often
@@ -73,8 +74,8 @@ def _calls() -> Iterator[tuple[str, Launch]]:
 
 
 def _kinds(dtype: torch.dtype, head_dim: int) -> Iterator[tuple[str, list[Launch]]]:
-    for (limits, (left, right)), packed, tokens in product(_LIMITS.items(), (False, True), (_FEW, _MANY)):
-        name = f"{limits}{'-packed' * packed}{'-many' * (tokens == _MANY)}"
+    for (limits, (left, right)), packed, (many, tokens) in product(_LIMITS.items(), (False, True), _TOKENS.items()):
+        name = f"{limits}{'-packed' * packed}{many}"
         wanted = Options(1.0, left, right)
         make = partial(_launches_of, dtype, head_dim, tokens, packed=packed)
         yield name, make(wanted)

@@ -31,6 +31,7 @@ from kit.numpy_gpu.gluon_in_numpy import Array, Fault, Gluon, function, issue, w
 from kit.numpy_gpu.numpy_barriers import FAILED, Barrier, Barriers, Patience, run_side_by_side
 from onewave.ops.attention.fp8 import kernel as fp8_kernel_impl
 from onewave.ops.attention.fp8 import launch as fp8_impl
+from onewave.ops.attention.hopper import columns as gluon_columns_impl
 from onewave.ops.attention.hopper import kernel as gluon_kernel_impl
 from onewave.ops.attention.hopper import launch as gluon_impl
 from onewave.ops.attention.hopper import load as gluon_load_impl
@@ -42,7 +43,7 @@ from onewave.ops.attention.hopper import warpgroup as gluon_warpgroup_impl
 _ACROSS = 64
 BOTH = (gluon_tiles_impl, gluon_warpgroup_impl, gluon_softmax_impl)
 MODULES = {
-    "attention_kernel": (*BOTH, gluon_start_impl, gluon_load_impl, gluon_kernel_impl),
+    "attention_kernel": (*BOTH, gluon_columns_impl, gluon_start_impl, gluon_load_impl, gluon_kernel_impl),
     "fp8_kernel": (*BOTH, fp8_kernel_impl),
 }
 
@@ -66,7 +67,7 @@ class Tile:
     def index(self, at: Any) -> Tile:
         size = int(np.prod(self.shape[1:]))
         assert 0 <= int(at) < self.shape[0]
-        return Tile(self.flat[int(at) * size :][:size], self.shape[1:])
+        return Tile(self.flat[int(at) * size :], self.shape[1:])
 
     def _reinterpret(self, _: object, shape: Sequence[int], __: object) -> Tile:
         return Tile(self.flat, shape)
@@ -321,9 +322,9 @@ def namespace(
         box.put(values)
         barrier.add(0, 0, values.size * descriptor.base.element_size(), clock)
 
-    def products_end(still: int, deps: Sequence[Array]) -> Array:
+    def products_end(still: int, deps: Sequence[Array]) -> Any:
         wait_for("products", still)
-        return deps[0]
+        return deps[0] if len(deps) == 1 else tuple(deps)
 
     def send(descriptor: Described, at: Sequence[Any], box: Tile) -> None:
         issue("stores", box)
@@ -342,7 +343,9 @@ def namespace(
             raw = getattr(thing, "fn", None)
             if isinstance(thing, constexpr):
                 space[name] = thing.value
-            elif isinstance(raw, types.FunctionType) and not isinstance(thing, ConstexprFunction):
+            elif isinstance(thing, ConstexprFunction):
+                space[name] = compile_time(thing.fn)
+            elif isinstance(raw, types.FunctionType):
                 space[name] = function(raw, space, planted)
     # An aggregate keeps its constructor, which closes over its fields, among what it is hashed by.
     names = list(inspect.getclosurevars(gluon_tiles_impl.Problem.hash_attrs[0].fn).nonlocals["fields"])
@@ -378,6 +381,11 @@ def namespace(
         "min": min,
     }  # fmt: skip
     return space
+
+
+def compile_time(raw: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of constants, which are arrays here."""
+    return lambda *sizes: raw(*(int(n) if isinstance(n, Array) else n for n in sizes))
 
 
 class NumpyKernel:

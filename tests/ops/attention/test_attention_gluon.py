@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from onewave.ops.attention.hopper import launch as gluon_impl
 from onewave.ops.attention.hopper import plan as gluon_plan
 from onewave.ops.attention.hopper import tiles as gluon_tiles_impl
 from onewave.ops.attention.hopper.choose import refusal, undescribable
-from onewave.ops.attention.hopper.plan import Work, busiest, config, schedule
+from onewave.ops.attention.hopper.plan import Work, busiest, schedule
 from onewave.ops.attention.hopper.plan import dealt as dealt_table
 from onewave.ops.attention.masks import Options, visible_keys
 from onewave.ops.attention.mma import launch as mma_impl
@@ -82,8 +83,6 @@ def dealt(
     wanted: Options, packed: bool, processors: int = 132,
 ) -> tuple[list[list[tuple[int, ...]]], int, int]:  # fmt: skip
     """Every program's tiles as the kernel's own code finds them: (batch, head, first row, ..), and rows and keys."""
-    constants = config(columns)
-    rows, keys = 64 * constants["WARPGROUPS"], constants["BN"]
     num_queries, num_keys = (sum(n) for n in zip(*lengths, strict=True)) if packed else lengths[0]
     shift = 0 if packed else wanted.shift(num_queries, num_keys)
     if wanted.right is not None and not packed:
@@ -91,6 +90,7 @@ def dealt(
     all_heads, sequences = (heads, len(lengths)) if packed else (heads * len(lengths), None)
     work = Work(all_heads, group, num_queries, num_keys, shift, wanted.left, wanted.right, sequences)
     plan = schedule(work, columns=columns, num_sms=processors)
+    rows, keys = plan.rows, plan.keys
     memory: dict[int, int] = {}
     order, rounds = 0, plan.turns
     if plan.order == "table" and wanted.right is not None:
@@ -105,7 +105,7 @@ def dealt(
         num_keys=num_keys, sequences=len(lengths), search_steps=len(lengths).bit_length() + 1, slots=plan.slots,
         tiles=plan.tiles, rounds=rounds, order=10**6, ORDER=order, shift=shift, left=wanted.left or 0,
         right=wanted.right or 0, BN=keys,
-        WARPGROUPS=constants["WARPGROUPS"], RAGGED=packed, TOP_LEFT=wanted.top_left, LEFT=wanted.left is not None,
+        WARPGROUPS=rows // 64, RAGGED=packed, TOP_LEFT=wanted.top_left, LEFT=wanted.left is not None,
         RIGHT=wanted.right is not None,
     )  # fmt: skip
     found: list[list[tuple[int, ...]]] = []
@@ -183,6 +183,22 @@ def test_no_program_has_much_more_causal_work_than_another(
     # The table of the shape with head_dim 64 is 1.4 % from even: with 8 heads in turn, not 32, it was faster by more.
     # That of 1,024 tokens was 3 % from even before its last sections were dealt as one.
     assert max(work) <= 1.014 * sum(work) / 132
+
+
+@pytest.mark.parametrize(
+    ("heads", "length", "full", "causal"),
+    [
+        # On an H200 each was the faster one, or even (docs/log/prefill-attention.md).
+        (1024, 128, 128, 128), (512, 256, 128, 128), (384, 384, 192, 128), (256, 512, 192, 128), (128, 768, 192, 192),
+        (128, 1024, 192, 128), (16, 1024, 128, 128), (64, 2048, 192, 192), (128, 4096, 192, 192),
+    ],
+)  # fmt: skip
+def test_heads_of_64_have_the_tile_that_ends_first(heads: int, length: int, full: int, causal: int) -> None:
+    work = Work(heads, 1, length, length)
+    rows = [schedule(replace(work, right=right), columns=64, num_sms=132).rows for right in (None, 0)]
+    assert rows == [full, causal]
+    # Packed lengths are not known.
+    assert schedule(replace(work, sequences=9), columns=64, num_sms=132).rows == 192
 
 
 @pytest.mark.parametrize(("batch", "heads", "group", "length"), [(1, 16, 1, 16384), (4, 16, 1, 4096), (1, 32, 4, 8192)])

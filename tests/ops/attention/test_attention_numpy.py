@@ -14,10 +14,12 @@ from torch import Tensor
 
 from kit.numpy_gpu.attention_in_numpy import NumpyKernel, kernels_in_numpy
 from onewave.base.errors import UnsupportedError
+from onewave.ops.attention import choose as choose_impl
 from onewave.ops.attention.fp8 import launch as fp8_impl
 from onewave.ops.attention.fp8.op import attention_fp8
 from onewave.ops.attention.hopper import launch as gluon_impl
 from onewave.ops.attention.hopper import order as gluon_order_impl
+from onewave.ops.attention.hopper import plan as gluon_plan_impl
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.reference import attention as in_torch
 from onewave.ops.attention.reference import attention_varlen as in_torch_varlen
@@ -50,6 +52,7 @@ def near(out: Tensor, exact: Tensor) -> None:
     [
         *((128, (150, 400), mask) for mask in MASKS),
         *((64, (200, 333), mask) for mask in MASKS),
+        *((192, (150, 333), mask) for mask in MASKS[1:]),
         (128, (5, 1), {}),
         (72, (1, 300), {"causal": True, "softcap": 5.0}),
         (192, (70, 70), {"causal": True, "align": "top-left"}),
@@ -125,7 +128,25 @@ def test_scores_that_outgrow_the_first_tile_are_computed_anew(kernels: dict[str,
     near(out, in_torch(q.float(), k.float(), v.float(), causal=causal)[0])
 
 
-@pytest.mark.parametrize("head_dim", [40, 80, 96, 192, 256])
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"causal": True, "window": 70, "softcap": 5.0}])
+def test_tiles_of_two_and_of_three_warpgroups_give_the_same_bits(
+    kernels: dict[str, NumpyKernel], monkeypatch: pytest.MonkeyPatch, mask: dict[str, Any]
+) -> None:
+    q, k, v = (randn(1, 1, n, 64, seed=seed, scale=2.0) for seed, n in enumerate((333, 400, 400)))
+    tiles, found = gluon_plan_impl._tiles(64), []
+    for tile in tiles:
+        monkeypatch.setattr(gluon_plan_impl, "_tile_for", lambda *_, tile=tile: tile)
+        gluon_plan_impl.schedule.cache_clear()
+        choose_impl._on_gpu.cache_clear()
+        found.append(cast("tuple[Tensor, Tensor]", attention(q, k, v, return_lse=True, backend="gluon", **mask)))
+    assert [tile["config"]["WARPGROUPS"] for tile in tiles] == [3, 2]
+    assert all(torch.equal(three, two) for three, two in zip(*found, strict=True))
+    near(found[0][0], in_torch(q.float(), k.float(), v.float(), **mask)[0])
+    gluon_plan_impl.schedule.cache_clear()
+    choose_impl._on_gpu.cache_clear()
+
+
+@pytest.mark.parametrize("head_dim", [40, 80, 96, 136, 192, 256])
 def test_heads_that_are_padded_in_shared_memory_leave_their_neighbours_alone(
     kernels: dict[str, NumpyKernel], head_dim: int
 ) -> None:

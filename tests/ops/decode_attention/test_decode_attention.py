@@ -390,7 +390,44 @@ def test_a_row_gives_at_most_so_many_splits_whatever_the_capacity() -> None:
         plan_decode(DecodeSizes(32, 8, 1, 128, capacity=capacity, kv_itemsize=2)) for capacity in (64, 4096, 131072)
     ]
     assert [plan.max_splits for plan in plans] == [1, 16, 64]
-    assert len({(plan.smallest, plan.doublings, plan.target, plan.block_n) for plan in plans}) == 1
+    assert len({(plan.smallest, plan.limits, plan.block_n) for plan in plans}) == 1
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "splits"),
+    [
+        # As many as are merged at once, up to four tiles of keys each; from there on twice as many.
+        (14, 2, 64, {2000: 128, 2049: 256, 5000: 512, 16384: 512, 16385: 1024, 32768: 1024, 65537: 2048}),
+        (10, 2, 64, {2000: 128, 5000: 512, 32768: 1024}),
+        (28, 4, 128, {512: 64, 513: 128, 1025: 256, 5000: 512, 32768: 2048}),
+        # 128 programs a row are enough.
+        (32, 8, 128, {1024: 64, 4096: 256, 32768: 2048}),
+    ],
+)
+def test_a_rows_splits_are_few_enough_to_be_merged_soon(
+    heads: int, kv_heads: int, head_dim: int, splits: dict[int, int]
+) -> None:
+    sizes = DecodeSizes(heads, kv_heads, 1, head_dim, capacity=1 << 17, kv_itemsize=2)
+    assert {keys: plan_decode(sizes).split_of(keys) for keys in splits} == splits
+    # Four tokens have one token's splits.
+    assert plan_decode(sizes._replace(num_queries=4)).limits == plan_decode(sizes).limits
+
+
+def test_no_more_programs_share_a_rows_keys_than_a_full_row_has_splits() -> None:
+    plan = plan_decode(DecodeSizes(14, 2, 1, 64, capacity=5000, kv_itemsize=2))
+    assert [plan.shares(rows, num_sms=132) for rows in (1, 4, 16)] == [10, 40, 66]
+    # A row of 2,048 keys has more.
+    assert (plan.full_splits, plan.max_splits) == (10, 16)
+
+
+def test_nine_to_sixteen_heads_of_64_a_kv_head_are_two_tiles_of_hopper_s_kernel() -> None:
+    def tile(heads: int, queries: int = 1, head_dim: int = 64, itemsize: int = 2) -> tuple[int, int]:
+        plan = plan_decode(DecodeSizes(heads, 1, queries, head_dim, capacity=4096, kv_itemsize=itemsize))
+        return plan.block_m, plan.tiles
+
+    assert [tile(heads) for heads in (8, 9, 14, 16, 17)] == [(8, 1), (8, 2), (8, 2), (8, 2), (32, 1)]
+    assert tile(14, queries=2) == (32, 1)
+    assert tile(14, head_dim=128) == tile(14, itemsize=1) == (16, 1)
 
 
 @pytest.mark.parametrize("options", [{}, slow({"window": 300}), {"split_size": 128, "softcap": 5.0}])

@@ -155,6 +155,13 @@ def test_any_lengths_give_the_reference(dim: int, gpu: Gpu) -> None:
     assert gpu.grids[0][0] > 1
 
 
+@pytest.mark.parametrize("heads", [10, 14, 18, 28])
+def test_any_group_of_heads_up_to_two_tiles(heads: int, gpu: Gpu) -> None:
+    operands = case([1, 0, 520, -1, 300], heads=heads)
+    check(attend(*operands), *operands)
+    assert gpu.grids[0][1] == (2 if heads <= 16 else 4)
+
+
 @pytest.mark.parametrize("length", [0, 1, 64, 513])
 def test_one_row(length: int, gpu: Gpu) -> None:
     operands = case([length])

@@ -127,9 +127,9 @@ def _of_plan(plan: DecodePlan) -> Reason:
     if plan.split:
         rule = because("splits of {} keys as asked", plan.split)
     else:
-        largest = plan.smallest << plan.doublings
-        text = "splits of {} to {} keys, the smallest that gives a row at most {}"
-        rule = because(text, plan.smallest, largest, plan.target)
+        largest = plan.smallest << len(plan.limits)
+        text = "splits of {} to {} keys, the smallest that gives a row at most {}, of long splits {}"
+        rule = because(text, plan.smallest, largest, plan.limits[0], plan.limits[-1])
     return because(
         "{}; {} query rows share each key, in a tile of {}x{}; the keys of all rows are shared evenly among the "
         "programs; where several had splits of one row, the last to finish merges them in order",

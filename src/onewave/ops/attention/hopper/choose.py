@@ -88,8 +88,8 @@ def work_of(facts: Facts) -> Work:
 def plan_hopper(facts: Facts, work: Work) -> AttentionChoice:
     """Plan the kernel for a call that `refusal` lets pass."""
     columns = columns_of(facts.head_dim)
-    constants = config(columns)
     plan = schedule(work, columns=columns, num_sms=facts.device.num_sms, queue=True)
+    constants = config(columns, plan.rows)
     warpgroups = constants["WARPGROUPS"]
     reasons = (
         because("head_dim {}" if columns == facts.head_dim else "head_dim {} as {}", facts.head_dim, columns),

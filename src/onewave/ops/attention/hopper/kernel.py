@@ -42,12 +42,12 @@ bounds wherever the sequence lies. Bound: the tensor cores. Source: Shah et al. 
 
 Constants (of a head_dim: tuned.json):
 
-    D             columns of a head, in elements                                 64, 128, 256
-    BN            keys of a key tile                                             128; 64 at D = 256
-    WARPGROUPS    warpgroups that multiply, 64 queries each                      2; 3 at D = 64
+    D             columns of a head, in elements; 192: see hopper/columns.py     64, 128, 192, 256
+    BN            keys of a key tile                                             128; 64 from D = 192 on
+    WARPGROUPS    warpgroups that multiply, 64 queries each                      2; 2 or 3 at D = 64
     K_STAGES      slots of K's ring                                              3; 2 at D = 256
     V_STAGES      slots of V's ring                                              2; 3 at D = 64
-    Q_STAGES      buffers of Q                                                   2; 1 at D = 256
+    Q_STAGES      buffers of Q                                                   2; 2 or 3 at D = 64; 1 at D = 256
     PING_PONG     warpgroups issue products in turns                             bool
     Q_REGISTERS   Q is an operand from registers; needs PING_PONG                bool
     HALF_TILES    see above                                                      bool
@@ -69,11 +69,23 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from onewave.gpu.ptx.hook import install
+from onewave.ops.attention.hopper.columns import (
+    loaded_queries,
+    no_output,
+    output_comes,
+    place_in,
+    products,
+    queries,
+    ring_shape,
+    scores,
+    times,
+    weighed,
+    wide_columns,
+)
 from onewave.ops.attention.hopper.load import load_all, store_all
 from onewave.ops.attention.hopper.softmax import capped, hidden, lazy_softmax, partial_sums
 from onewave.ops.attention.hopper.start import (
@@ -116,10 +128,10 @@ def values_in_turn(wg, problem, p, v, o, onto):
     HALF: gl.constexpr = problem.BN // 2
     LP: gl.constexpr = p.type.layout
     early, late = halves(p)
-    values = problem.sv.index(v)
-    o = warpgroup_mma(gl.convert_layout(early, LP), values.slice(0, HALF), o, use_acc=onto, is_async=True)
+    values = place_in(problem, problem.sv, v)
+    o = weighed(problem, gl.convert_layout(early, LP), values, o, 0, HALF, onto)
     barrier_arrive(_FIRST_BARRIER + (wg + 1) % problem.WARPGROUPS)
-    return warpgroup_mma(gl.convert_layout(late, LP), values.slice(HALF, HALF), o, is_async=True)
+    return weighed(problem, gl.convert_layout(late, LP), values, o, HALF, HALF, True)
 
 
 @gluon.jit
@@ -129,22 +141,20 @@ def both_products(wg, problem, q, p, o, i, j):
 
     Returns (the scores, capped, which have come; the output, which has not).
     """
-    BN: gl.constexpr = problem.BN
     KS: gl.constexpr = problem.K_STAGES
     VS: gl.constexpr = problem.V_STAGES
-    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    keys = problem.sk.index((j + 1) % KS).permute([1, 0])
+    keys = place_in(problem, problem.sk, (j + 1) % KS)
     if problem.PING_PONG:
         barrier_sync(_FIRST_BARRIER + wg)
-    sn = warpgroup_mma(q, keys, gl.zeros([64, BN], gl.float32, LS), use_acc=False, is_async=True)
+    sn = scores(problem, q, keys)
     v = j % VS
     mbarrier.wait(problem.bv.index(v), (j // VS) & 1)
     if problem.PING_PONG:
         oa = values_in_turn(wg, problem, p, v, o, i > 1)
-        sn = warpgroup_mma_wait(2, deps=[sn])
+        sn = warpgroup_mma_wait(2 * products(problem.D), deps=[sn])
     else:
-        oa = warpgroup_mma(p, problem.sv.index(v), o, use_acc=i > 1, is_async=True)
-        sn = warpgroup_mma_wait(1, deps=[sn])
+        oa = weighed(problem, p, place_in(problem, problem.sv, v), o, 0, problem.BN, onto=i > 1)
+        sn = warpgroup_mma_wait(products(problem.D), deps=[sn])
     return capped(problem, sn), oa
 
 
@@ -163,11 +173,10 @@ def step_with_max(
         sn = hidden(problem, sn, row_place, (last - i) * problem.BN + lane, num_keys)
     pn, m, total, kept = lazy_softmax(problem, sn, m, total, unit, problem.BN)
     mbarrier.wait(bk.index(ahead % KS), (ahead // KS) & 1)
-    o = warpgroup_mma_wait(0, deps=[oa])
+    o = output_comes(problem, oa, 0)
     mbarrier.arrive(bk.index(KS + (j + 1) % KS), count=1)
     mbarrier.arrive(problem.bv.index(VS + j % VS), count=1)
-    o = o * gl.convert_layout(kept, gl.SliceLayout(1, o.type.layout))[:, None]
-    return o, m, total, gl.convert_layout(pn.to(problem.q.dtype), p.type.layout)
+    return times(problem, o, kept), m, total, gl.convert_layout(pn.to(problem.q.dtype), p.type.layout)
 
 
 @gluon.jit
@@ -194,7 +203,7 @@ def whole_step(wg, problem, q, p, o, m, total, unit, i, j, steps):
     cast_ballots(COPY, (most > TOO_MUCH).to(gl.int32))
     # It also ends the basic block: without it ptxas hoists the wait for P V above the exponentials.
     mbarrier.wait(bk.index(ahead % KS), (ahead // KS) & 1)
-    o = warpgroup_mma_wait(0, deps=[oa])
+    o = output_comes(problem, oa, 0)
     vote(wg, COPY)
     p = gl.convert_layout(pn.to(problem.q.dtype), p.type.layout)
     exceeded = voted(COPY)
@@ -219,15 +228,11 @@ def whole_run(wg, problem, q, p, o, m, total, unit, i, j, steps, whole_steps):
 def step_again(problem, q, p, o, m, total, unit, j):
     """What a whole step with the keys of place j left to come. Returns (o, m, total, the step's P)."""
     KS: gl.constexpr = problem.K_STAGES
-    BN: gl.constexpr = problem.BN
-    LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    keys = problem.sk.index(j % KS).permute([1, 0])
-    s = warpgroup_mma(q, keys, gl.zeros([64, BN], gl.float32, LS), use_acc=False, is_async=True)
+    s = scores(problem, q, place_in(problem, problem.sk, j % KS))
     s = capped(problem, warpgroup_mma_wait(0, deps=[s]))
-    pn, m, total, kept = lazy_softmax(problem, s, m, total, unit, BN)
+    pn, m, total, kept = lazy_softmax(problem, s, m, total, unit, problem.BN)
     mbarrier.arrive(problem.bk.index(KS + j % KS), count=1)
-    o = o * gl.convert_layout(kept, gl.SliceLayout(1, o.type.layout))[:, None]
-    return o, m, total, gl.convert_layout(pn.to(problem.q.dtype), p.type.layout)
+    return times(problem, o, kept), m, total, gl.convert_layout(pn.to(problem.q.dtype), p.type.layout)
 
 
 @gluon.jit
@@ -235,12 +240,11 @@ def consume(wg, problem):
     """Warpgroup wg."""
     W: gl.constexpr = problem.WARPGROUPS
     BN: gl.constexpr = problem.BN
-    D: gl.constexpr = problem.D
     KS: gl.constexpr = problem.K_STAGES
     VS: gl.constexpr = problem.V_STAGES
     QS: gl.constexpr = problem.Q_STAGES
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, wide_columns(problem.D), 16])
     LP: gl.constexpr = gl.DotOperandLayout(0, LO, 2)
     LQ: gl.constexpr = gl.DotOperandLayout(0, LS, 2)
     # A tile's first product runs under the last one's end, unless that end has Q's only buffer. Where warpgroups take
@@ -257,7 +261,7 @@ def consume(wg, problem):
     COPY: gl.constexpr = 0 if problem.SHARED else wg
     SPLIT: gl.constexpr = TURNS and problem.SHARED
     gl.static_assert(W == 2 or not SPLIT)
-    bk, bv, sv = problem.bk, problem.bv, problem.sv
+    bk, bv = problem.bk, problem.bv
     unit = problem.scale_log2
     if problem.SOFTCAP:
         unit = problem.outer
@@ -269,7 +273,7 @@ def consume(wg, problem):
     j = 0
     exists, j = tile_comes(wg, problem, tile, j)
     if problem.Q_REGISTERS:
-        loaded_q = problem.sq.index(wg).load(LQ)
+        loaded_q = loaded_queries(problem, wg, LQ)
     sf = warpgroup_mma_wait(0, deps=[first_product(wg, problem, NARROW, 0, j)])
     # With turns a tile's first step runs under the end of the one before, in the same turn of the loop: ptxas waits for
     # each product behind it, all over the kernel, where one is under way from a turn to the next.
@@ -280,7 +284,7 @@ def consume(wg, problem):
         pass_values_beyond(wg, problem, 0, j)
         # Otherwise Triton puts one into every loop, before the wait for keys, that only this first tile would need.
         gl.thread_barrier()
-    o = gl.zeros([64, D], gl.float32, LO)
+    o = no_output(problem)
     while exists != 0:
         slot = tile % QS
         if not TURNS:
@@ -291,7 +295,7 @@ def consume(wg, problem):
         if problem.Q_REGISTERS:
             q = loaded_q
         else:
-            q = problem.sq.index(slot * W + wg)
+            q = queries(problem, slot * W + wg)
         # Rounded only here: bfloat16 carried from one turn of this loop to the next is split and rebuilt.
         p = gl.convert_layout(pn.to(problem.q.dtype), LP)
         row_place = (first + shift + gl.arange(0, 64, layout=gl.SliceLayout(1, LS)))[:, None]
@@ -351,7 +355,7 @@ def consume(wg, problem):
             barrier_sync(_FIRST_BARRIER + wg)
             sf = first_product(wg, problem, NARROW, after, j)
             oa = values_in_turn(wg, problem, p, v, o, i > 1)
-            sf = warpgroup_mma_wait(2, deps=[sf])
+            sf = warpgroup_mma_wait(2 * products(problem.D), deps=[sf])
             ended_m, ended_total = m, total
             if exists != 0:
                 first, shift, num_keys, last, steps, cut_right, slow, whole_steps, m, total, pn = first_step(
@@ -365,15 +369,15 @@ def consume(wg, problem):
                     pn = sf
             o = end(wg, problem, slot, v, oa, ended_m, ended_total, 0)
             if problem.Q_REGISTERS:
-                loaded_q = problem.sq.index(after * W + wg).load(LQ)
+                loaded_q = loaded_queries(problem, after * W + wg, LQ)
             pass_values_beyond(wg, problem, after, j)
         else:
             mbarrier.wait(bv.index(v), passes)
-            oa = warpgroup_mma(p, sv.index(v), o, use_acc=i > 1, is_async=True)
+            oa = weighed(problem, p, place_in(problem, problem.sv, v), o, 0, BN, onto=i > 1)
             if CHAIN:
                 exists, j = tile_comes(wg, problem, tile, j)
                 sf = first_product(wg, problem, NARROW, after, j)
-            o = end(wg, problem, slot, v, oa, m, total, 1 if CHAIN else 0)
+            o = end(wg, problem, slot, v, oa, m, total, products(problem.D) if CHAIN else 0)
             if not CHAIN:
                 exists, j = tile_comes(wg, problem, tile, j)
                 sf = first_product(wg, problem, NARROW, after, j)
@@ -417,9 +421,9 @@ def attention_kernel(
     DEALT: gl.constexpr = ORDER == 1
     SHARED: gl.constexpr = SHARES and not (PING_PONG and RIGHT and DEALT) and not (SOFTCAP and (PING_PONG or W == 3))
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    sq = gl.allocate_shared_memory(q.dtype, [Q_STAGES * W, 64, D], flat)
-    sk = gl.allocate_shared_memory(q.dtype, [K_STAGES, BN, D], flat)
-    sv = gl.allocate_shared_memory(q.dtype, [V_STAGES, BN, D], flat)
+    sq = gl.allocate_shared_memory(q.dtype, ring_shape(Q_STAGES * W, 64, D), flat)
+    sk = gl.allocate_shared_memory(q.dtype, ring_shape(K_STAGES, BN, D), flat)
+    sv = gl.allocate_shared_memory(q.dtype, ring_shape(V_STAGES, BN, D), flat)
     bq = gl.allocate_shared_memory(gl.int64, [2 * Q_STAGES * W, 1], mbarrier.MBarrierLayout())
     bk = gl.allocate_shared_memory(gl.int64, [2 * K_STAGES, 1], mbarrier.MBarrierLayout())
     bv = gl.allocate_shared_memory(gl.int64, [2 * V_STAGES, 1], mbarrier.MBarrierLayout())

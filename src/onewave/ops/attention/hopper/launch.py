@@ -15,7 +15,7 @@ from onewave.ops.attention.call import AttentionCall
 from onewave.ops.attention.empty import write_zeros
 from onewave.ops.attention.hopper.kernel import attention_kernel
 from onewave.ops.attention.hopper.order import order_of
-from onewave.ops.attention.hopper.plan import config, knows_limit
+from onewave.ops.attention.hopper.plan import box_columns, config, knows_limit
 from onewave.ops.attention.plan import AttentionChoice
 
 _LOG2E = math.log2(math.e)
@@ -48,7 +48,8 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
             k = v = q if table is None else k.new_empty(1, *k.shape[1:])
         elif num_keys == 0:
             return write_zeros(call, result)
-    columns, constants = choice.width, config(choice.width)
+    columns, constants = choice.width, config(choice.width, choice.block_m)
+    box = box_columns(columns)
     sequences, (starts_q, starts_k) = work.sequences or 0, call.starts
     longest = _MAX_KEYS if packed is None else packed.max_seqlen_q
     # What sorts packed tiles leaves their order in the scratch.
@@ -58,14 +59,14 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
         launch_kernel(
             attention_kernel,
             (plan.programs,),
-            describe(q, 64, columns, packed is not None),
+            describe(q, 64, box, packed is not None),
             *(
-                describe(t, constants["BN"], columns, packed is not None)
+                describe(t, constants["BN"], box, packed is not None)
                 if table is None
                 else describe_pages(t, constants["BN"])
                 for t in (k, v)
             ),
-            describe(out, 64, columns, packed is not None),
+            describe(out, 64, box, packed is not None),
             q if lse is None else lse,
             q if sinks is None else sinks,
             q if starts_q is None else starts_q,
@@ -101,7 +102,7 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
             RAGGED=packed is not None,
             TOP_LEFT=wanted.top_left,
             LEFT=wanted.left is not None,
-            RIGHT=wanted.right is not None or knows_limit(columns, packed=packed is not None),
+            RIGHT=wanted.right is not None or knows_limit(columns, choice.block_m, packed=packed is not None),
             SOFTCAP=wanted.softcap is not None,
             SINKS=sinks is not None,
             LSE=lse is not None,

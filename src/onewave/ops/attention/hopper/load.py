@@ -15,6 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from onewave.ops.attention.hopper.columns import ACROSS, copied, copies, place_in
 from onewave.ops.attention.hopper.tiles import (
     BATCH,
     BEGIN,
@@ -39,8 +40,8 @@ from onewave.ops.attention.hopper.tiles import (
     tile_at,
 )
 
-# Columns and rows of the blocks in which swizzled shared memory repeats.
-_ACROSS, _DOWN = gl.constexpr(64), gl.constexpr(8)
+# Rows of the blocks in which swizzled shared memory repeats.
+_DOWN = gl.constexpr(8)
 # Key tiles of a tile that are asked for before the next tile's queries.
 _STEPS_AHEAD = gl.constexpr(3)
 # Key tiles of a tile up to which the next one's first keys are asked for before its last values, as they are used. In
@@ -54,13 +55,14 @@ def fetch(problem, descriptor, page_rows, buffer, full, batch, kv_head, start_k,
     """Copy key tile `tile` into buffer [BN, D]; full: the barrier that its bytes arrive at. first: of the keys seen."""
     BN: gl.constexpr = problem.BN
     if problem.PAGE == 0:
-        at = place_of_keys(problem, batch, kv_head, start_k, num_keys, tile)
-        tma.async_copy_global_to_shared(descriptor, at, full, boxed(buffer, descriptor))
+        for part in gl.static_range(copies(problem.D)):
+            at = place_of_keys(problem, batch, kv_head, start_k, num_keys, tile, part * ACROSS)
+            tma.async_copy_global_to_shared(descriptor, at, full, boxed(copied(problem, buffer, part), descriptor))
     else:
         PAGE: gl.constexpr = problem.PAGE
         ROWS: gl.constexpr = PAGE if PAGE < BN else BN
         flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-        pieces = buffer._reinterpret(descriptor.dtype, [problem.D // _ACROSS * (BN // ROWS), ROWS, _ACROSS], flat)
+        pieces = buffer._reinterpret(descriptor.dtype, [problem.D // ACROSS * (BN // ROWS), ROWS, ACROSS], flat)
         table = problem.block_table + batch.to(gl.int64) * problem.pages_a_row
         # phases is 2, and unknown to the compiler: unrolled copies make ptxas spill the products' registers.
         for piece in range(problem.phases * (BN // ROWS) // 2):
@@ -70,8 +72,8 @@ def fetch(problem, descriptor, page_rows, buffer, full, batch, kv_head, start_k,
             seen = (key < num_keys) & (nth * PAGE + PAGE > first)
             page = gl.load(table + nth, mask=seen, other=0)
             used = gl.where(seen, gl.minimum(num_keys - nth * PAGE, PAGE), 0)
-            for across in gl.static_range(problem.D // _ACROSS):
-                at = place_in_page(page, page_rows, kv_head, used, key - nth * PAGE, across * _ACROSS)
+            for across in gl.static_range(problem.D // ACROSS):
+                at = place_in_page(page, page_rows, kv_head, used, key - nth * PAGE, across * ACROSS)
                 box = pieces.index(across * (BN // ROWS) + piece)
                 tma.async_copy_global_to_shared(descriptor, at, full, boxed(box, descriptor))
 
@@ -82,10 +84,10 @@ def zero_rows(problem, buffer, count):
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
     BLOCKS: gl.constexpr = problem.BN // _DOWN
-    blocks = buffer._reinterpret(problem.v.dtype, [problem.D // _ACROSS * BLOCKS, _DOWN, _ACROSS], flat)
+    blocks = buffer._reinterpret(problem.v.dtype, [problem.D // ACROSS * BLOCKS, _DOWN, ACROSS], flat)
     down = gl.arange(0, _DOWN, layout=gl.SliceLayout(1, layout))[:, None]
     for at in range((count + _DOWN - 1) // _DOWN):
-        for across in gl.static_range(problem.D // _ACROSS):
+        for across in gl.static_range(problem.D // ACROSS):
             block = blocks.index(across * BLOCKS + at)
             values = block.load(layout)
             block.store(gl.where(at * _DOWN + down < count, 0.0, values).to(problem.v.dtype))
@@ -124,10 +126,10 @@ def post_next(problem, turn, tile):
             for w in gl.static_range(W):
                 mbarrier.expect(bq.index(b + w), 64 * problem.D * 2)
                 mbarrier.arrive(bq.index(b + w), count=WARP_THREADS - 1)
-                at_q = place(problem, batch, head, start_q, rows, first + w * 64)
-                tma.async_copy_global_to_shared(
-                    problem.q, at_q, bq.index(b + w), boxed(problem.sq.index(b + w), problem.q)
-                )
+                for part in gl.static_range(copies(problem.D)):
+                    at_q = place(problem, batch, head, start_q, rows, first + w * 64, part * ACROSS)
+                    to = copied(problem, place_in(problem, problem.sq, b + w), part)
+                    tma.async_copy_global_to_shared(problem.q, at_q, bq.index(b + w), boxed(to, problem.q))
             found = 1
         turn += 1
         if problem.ORDER == 3:
@@ -168,8 +170,8 @@ def load_keys(problem, j, batch, kv_head, start_k, num_keys, first_key, tile):
     mbarrier.wait(problem.bk.index(KS + s), ((j // KS) & 1) ^ 1)
     mbarrier.expect(problem.bk.index(s), problem.BN * problem.D * 2)
     fetch(
-        problem, problem.k, problem.k_page_rows, problem.sk.index(s), problem.bk.index(s), batch, kv_head, start_k,
-        num_keys, first_key, tile,
+        problem, problem.k, problem.k_page_rows, place_in(problem, problem.sk, s), problem.bk.index(s), batch, kv_head,
+        start_k, num_keys, first_key, tile,
     )  # fmt: skip
 
 
@@ -223,19 +225,19 @@ def load_all(problem):
                 if unseen > 0:
                     mbarrier.expect(problem.bz.index(0), BYTES)
                     fetch(
-                        problem, problem.v, problem.v_page_rows, problem.sv.index(s), problem.bz.index(0), batch,
-                        kv_head, start_k, num_keys, first_key, begin + count - i,
+                        problem, problem.v, problem.v_page_rows, place_in(problem, problem.sv, s), problem.bz.index(0),
+                        batch, kv_head, start_k, num_keys, first_key, begin + count - i,
                     )  # fmt: skip
                     mbarrier.wait(problem.bz.index(0), cleared & 1)
                     cleared += 1
-                    zero_rows(problem, problem.sv.index(s), unseen)
+                    zero_rows(problem, place_in(problem, problem.sv, s), unseen)
                     fence_async_shared()
                     mbarrier.arrive(bv.index(s), count=1)
                 else:
                     mbarrier.expect(bv.index(s), BYTES)
                     fetch(
-                        problem, problem.v, problem.v_page_rows, problem.sv.index(s), bv.index(s), batch, kv_head,
-                        start_k, num_keys, first_key, begin + count - i,
+                        problem, problem.v, problem.v_page_rows, place_in(problem, problem.sv, s), bv.index(s), batch,
+                        kv_head, start_k, num_keys, first_key, begin + count - i,
                     )  # fmt: skip
                 jv += 1
         if QS == 1:
@@ -262,8 +264,10 @@ def store_all(problem):
             b = slot * W + w
             mbarrier.wait(problem.bo.index(b), (tile // QS) & 1)
             if first + w * 64 < rows:
-                at = place(problem, batch, head, start_q, rows, first + w * 64)
-                tma.async_copy_shared_to_global(problem.out, at, boxed(problem.sq.index(b), problem.out))
+                for part in gl.static_range(copies(problem.D)):
+                    at = place(problem, batch, head, start_q, rows, first + w * 64, part * ACROSS)
+                    buffer = copied(problem, place_in(problem, problem.sq, b), part)
+                    tma.async_copy_shared_to_global(problem.out, at, boxed(buffer, problem.out))
         tma.store_wait(0)
         for w in gl.static_range(W):
             mbarrier.arrive(problem.bq.index(QS * W + slot * W + w), count=WARP_THREADS)

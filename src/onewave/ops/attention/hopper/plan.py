@@ -93,22 +93,54 @@ def _table() -> dict[str, Any]:
 
 
 def columns_of(head_dim: int) -> int:
-    """The columns that a head takes in shared memory and in the products: 64, 128 or 256."""
-    return next(width for width in (64, 128, 256) if head_dim <= width)
+    """The columns that a head takes in shared memory and in the products."""
+    return next(width for width in (64, 128, 192, 256) if head_dim <= width)
 
 
-def config(columns: int) -> dict[str, Any]:
-    """Tile and ring for heads of `columns`: hopper/kernel.py's constants. Not to be changed."""
-    return _table()["head_dims"][str(columns)]["config"]
+def box_columns(columns: int) -> int:
+    """Columns of a box of TMA: all of a head's if they are a power of two, else 64."""
+    return columns if columns.bit_count() == 1 else 64
 
 
-def knows_limit(columns: int, *, packed: bool) -> bool:
+def config(columns: int, rows: int | None = None) -> dict[str, Any]:
+    """Tile and ring for heads of `columns`: hopper/kernel.py's constants. Not to be changed.
+
+    rows: of a tile, where there are several; None: of long sequences.
+    """
+    return next(each["config"] for each in _tiles(columns) if rows in (None, 64 * each["config"]["WARPGROUPS"]))
+
+
+def _tiles(columns: int) -> list[dict[str, Any]]:
+    """Tiles of tuned.json for heads of `columns`, that of long sequences first. A row has the same bits with each."""
+    found = _table()["head_dims"][str(columns)]
+    return [found, *found.get("others", ())]
+
+
+def _tile_for(work: Work, columns: int, num_sms: int) -> dict[str, Any]:
+    """The tile whose busiest program is expected to end first."""
+    tiles = _tiles(columns)
+    if len(tiles) == 1 or work.sequences is not None:
+        return tiles[0]
+    return min(tiles, key=lambda each: _expected(work, each, num_sms))
+
+
+def _expected(work: Work, tile: dict[str, Any], num_sms: int) -> float:
+    """Time of the busiest program with a tile, in arbitrary units."""
+    rows, keys = 64 * tile["config"]["WARPGROUPS"], tile["config"]["BN"]
+    slots, step, own = -(-work.num_queries // rows), tile["step_time"], tile["tile_time"]
+    if work.right is None:
+        return -(-slots * work.heads // num_sms) * (step * -(-work.num_keys // keys) + own)
+    costs = [step * cost + own for cost in tile_costs(Schedule(work, 1, slots, num_sms, rows, keys, tile_cost=0.0))]
+    return max(*costs, sum(costs) * work.heads / num_sms)
+
+
+def knows_limit(columns: int, rows: int, *, packed: bool) -> bool:
     """Whether the kernel is compiled with a limit to the right although the call has none: one that hides nothing.
 
     With a copy of their code for each of three warpgroups ptxas spills in the loop of whole tiles otherwise; with one
     for all it does not, and the call has the kernel of causal ones of few tiles.
     """
-    return config(columns)["WARPGROUPS"] == _SPILLED_WITH and not packed
+    return config(columns, rows)["WARPGROUPS"] == _SPILLED_WITH and not packed
 
 
 def swept(dtype: str, head_dim: int) -> bool:
@@ -129,7 +161,8 @@ def schedule(
 ) -> Schedule:
     """Deal the tiles of heads of so many columns.
 
-    rows, tile_cost: queries of a tile, and what its start and end take in key tiles; by default tuned.json's. queue:
+    rows, tile_cost: queries of a tile, and what its start and end take in key tiles; by default those of one of
+    tuned.json's tiles, the one that is expected to take the least time. queue:
     sorted tiles of packed sequences go to the next free program, not in turns. item_bytes: of a key's or value's
     element.
 
@@ -140,9 +173,9 @@ def schedule(
     and the pair is taken whose busiest program has least to do; a table is better still where its tiles are few enough
     to be dealt one by one. Packed lengths are unknown here: a kernel sorts their tiles.
     """
-    constants = config(columns)
+    tile = _tile_for(work, columns, num_sms)
     heads, group = work.heads, work.group
-    rows, keys = int(rows or 64 * constants["WARPGROUPS"]), int(constants["BN"])
+    rows, keys = int(rows or 64 * tile["config"]["WARPGROUPS"]), int(tile["config"]["BN"])
     packed = work.sequences is not None
     slots = work.num_queries // rows + work.sequences if work.sequences is not None else -(-work.num_queries // rows)
     programs = min(slots * heads, num_sms)
@@ -160,7 +193,7 @@ def schedule(
     most = max(group, min(heads, _SECTION_BYTES // max(1, head_bytes)))
     sections = [n for n in range(group, most + 1, group) if heads % n == 0]
     if tile_cost is None:
-        tile_cost = float(_table()["head_dims"][str(columns)]["tile_cost"])
+        tile_cost = float(tile["tile_cost"])
     plain = Schedule(work, 1, slots, programs, rows, keys, tile_cost=tile_cost)
     costs = tile_costs(plain)
     fewer = {n for n in (programs, programs - programs % 32) if n > 0}

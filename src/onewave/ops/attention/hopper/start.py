@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from onewave.ops.attention.hopper.columns import output_comes, place_in, queries, scores, store_output, times
 from onewave.ops.attention.hopper.softmax import capped, hidden, lazy_softmax, partial_sums
 from onewave.ops.attention.hopper.tiles import (
     BATCH,
@@ -84,9 +85,14 @@ def first_product(wg, problem, NARROW: gl.constexpr, slot, j):
     KS: gl.constexpr = problem.K_STAGES
     N: gl.constexpr = problem.BN // 2 if NARROW else problem.BN
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
-    keys = problem.sk.index(j % KS).slice(0, N).permute([1, 0])
-    q = problem.sq.index(slot * problem.WARPGROUPS + wg)
-    return warpgroup_mma(q, keys, gl.zeros([64, N], gl.float32, layout), use_acc=False, is_async=True)
+    keys = place_in(problem, problem.sk, j % KS)
+    if NARROW:
+        keys = keys.slice(0, N).permute([1, 0])
+        q = queries(problem, slot * problem.WARPGROUPS + wg)
+        s = warpgroup_mma(q, keys, gl.zeros([64, N], gl.float32, layout), use_acc=False, is_async=True)
+    else:
+        s = scores(problem, queries(problem, slot * problem.WARPGROUPS + wg), keys)
+    return s
 
 
 @gluon.jit
@@ -208,8 +214,7 @@ def finish(wg, problem, slot, o, m, total):
             base += posted(problem.posts, slot, BATCH, 4).to(gl.int64) * problem.lse_batch
         row = posted(problem.posts, slot, FIRST, 4) + wg * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, LS))
         gl.store(problem.lse + base + row, lse, mask=row < posted(problem.posts, slot, ROWS, 4))
-    share = gl.convert_layout(share, gl.SliceLayout(1, o.type.layout))
-    problem.sq.index(slot * problem.WARPGROUPS + wg).store((o * share[:, None]).to(problem.q.dtype))
+    store_output(problem, queries(problem, slot * problem.WARPGROUPS + wg), times(problem, o, share))
 
 
 @gluon.jit
@@ -228,7 +233,7 @@ def halves(p):
 def end(wg, problem, slot, v, o, m, total, PENDING: gl.constexpr):
     """Wait for a posted tile's last product, under way as all but PENDING ones, release its values, those at place v,
     and give its output to the warp that stores. Returns what the product was."""
-    o = warpgroup_mma_wait(PENDING, deps=[o])
+    o = output_comes(problem, o, PENDING)
     mbarrier.arrive(problem.bv.index(problem.V_STAGES + v), count=1)
     finish(wg, problem, slot, o, m, total)
     hand_over(problem, slot * problem.WARPGROUPS + wg)

@@ -218,19 +218,19 @@ def tile_at(problem, position):
 
 
 @gluon.jit
-def place(problem, batch, head, start, length, row):
-    """Coordinates of a row for the descriptors."""
+def place(problem, batch, head, start, length, row, column=0):
+    """Coordinates of a row, from a column on, for the descriptors."""
     if problem.RAGGED:
-        at = [_RAGGED_END, start + length, head, _RAGGED_END - length + row, 0]
+        at = [_RAGGED_END, start + length, head, _RAGGED_END - length + row, column]
     else:
-        at = [batch, head, row, 0]
+        at = [batch, head, row, column]
     return at
 
 
 @gluon.jit
-def place_of_keys(problem, batch, head, start, length, tile):
+def place_of_keys(problem, batch, head, start, length, tile, column=0):
     # Keys before the first that any query sees are not the descriptor's: coordinates below 0 read zeros.
-    return place(problem, batch, head, start, length, tile * problem.BN - problem.skipped)
+    return place(problem, batch, head, start, length, tile * problem.BN - problem.skipped, column)
 
 
 @gluon.jit

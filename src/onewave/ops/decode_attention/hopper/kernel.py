@@ -68,7 +68,8 @@ def consume(c):
             if c.ROWS > 1:
                 early_row, early_length, early = early_part(c)
             bring_nearer(c, early_row, early.begin, early.end)
-    kv_head = gl.program_id(1)
+    head_tile, head_tiles = gl.program_id(1), gl.num_programs(1)
+    kv_head = head_tile // c.TILES
     BLOCK_M: gl.constexpr = c.BLOCK_M
     BLOCK_N: gl.constexpr = c.BLOCK_N
     BLOCK_D: gl.constexpr = c.BLOCK_D
@@ -90,22 +91,23 @@ def consume(c):
     DTYPE: gl.constexpr = c.k_tiles.dtype
     extra: gl.constexpr = 1 if c.FUSED else 0
 
-    kv_heads = gl.num_programs(1)
     query_rows = c.GROUP * c.num_queries
-    member = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, ROWS_OF))
+    first_member = head_tile % c.TILES * BLOCK_M
+    member = first_member + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, ROWS_OF))
     head, query = kv_head * c.GROUP + member % c.GROUP, member // c.GROUP
     dim = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, ROWS_OF))
     # head_dim is a multiple of 8: so that a thread's eight are loaded and stored at once.
     in_head = gl.max_constancy(dim < c.head_dim, [PER_LANE])
     inside = (member < query_rows)[:, None] & in_head[None, :]
     slots = gl.arange(0, BLOCK_M, layout=OF_ROW)
+    members = first_member + slots
     lane = gl.arange(0, BLOCK_N, layout=OF_KEY)
     lane_of_values = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LEFT))
     dims = gl.arange(0, BLOCK_D, layout=OF_KEY)
     nothing = gl.full([BLOCK_M], _NEGATIVE_INFINITY, gl.float32, OF_ROW)
     none_of = gl.zeros([BLOCK_M], gl.float32, OF_ROW)
     one_each = none_of + 1.0
-    of_head = (kv_head * c.GROUP + slots % c.GROUP).to(gl.int64)
+    of_head = (kv_head * c.GROUP + members % c.GROUP).to(gl.int64)
     nowhere = gl.zeros([BLOCK_D, BLOCK_M], gl.float32, MMA)
 
     cuda.gdc_wait()
@@ -131,9 +133,9 @@ def consume(c):
         some = split <= last_here
         partial = (split != first_split) | (last_here != last_split)
         splits_here = last_here - split + 1
-        partials = (row64 * kv_heads + kv_head) * c.max_splits - first_split
+        partials = (row64 * head_tiles + head_tile) * c.max_splits - first_split
         end_cached = length - extra
-        limit = length - (c.num_queries - 1) + slots // c.GROUP
+        limit = length - (c.num_queries - 1) + members // c.GROUP
         next_begin = (split + 1) * size
         q = loads
         if c.FUSED:
@@ -145,7 +147,7 @@ def consume(c):
                 new_v = c.v + (row64 * c.stride_v_block + kv_head.to(gl.int64) * c.stride_v_head)
                 gl.store(new_k + end_cached.to(gl.int64) * c.stride_k_key + dim, k_new, mask=in_head)
                 gl.store(new_v + end_cached.to(gl.int64) * c.stride_v_key + dim, v_new.to(DTYPE), mask=in_head)
-            new_score = score_of_new(c, q, k_new, row64, end_cached, of_head, (slots < query_rows) & has_new, OF_ROW)
+            new_score = score_of_new(c, q, k_new, row64, end_cached, of_head, (members < query_rows) & has_new, OF_ROW)
             new = gl.convert_layout(v_new.to(DTYPE).to(gl.float32), OF_KEY)
         q_t = gl.convert_layout(gl.permute(q, (1, 0)), RIGHT)
 
@@ -159,7 +161,7 @@ def consume(c):
             present = (key >= first_key) & (key < end)
             if c.HAS_MASK:
                 mask_at = row64 * c.stride_mask_row + (of_head * c.stride_mask_head)[None, :] + key[:, None]
-                added = gl.load(c.mask + mask_at, mask=(slots < query_rows)[None, :] & present[:, None], other=0.0)
+                added = gl.load(c.mask + mask_at, mask=(members < query_rows)[None, :] & present[:, None], other=0.0)
             mbarrier.wait(c.k_full.index(place), phase)
             k = c.k_ring.index(place).load(LEFT)
             scores = mma_v2(k, q_t, gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)) * c.scale_log2
@@ -237,14 +239,14 @@ def consume(c):
             else:
                 store_stats(partials + split, top, total, slots, c)
                 count = last_split - first_split + 1
-                arrived_ptr = c.counters + row64 * kv_heads + kv_head
+                arrived_ptr = c.counters + row64 * head_tiles + head_tile
                 gl.thread_barrier()  # one thread counts for all
                 arrived = gl.atomic_add(arrived_ptr, splits_here, sem="acq_rel", scope="gpu") + splits_here
                 if arrived == count:
                     gl.store(arrived_ptr, 0)  # for the next launch
                     all_top, all_total, all_acc = merged_by_lanes(c, partials + first_split, count)
                     TURNED: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
-                    kept = gl.arange(0, BLOCK_H, layout=gl.SliceLayout(1, TURNED))
+                    kept = first_member + gl.arange(0, BLOCK_H, layout=gl.SliceLayout(1, TURNED))
                     kept_dim = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(0, TURNED))
                     kept_in = (kept < query_rows)[:, None] & gl.max_constancy(kept_dim < c.head_dim, [4])[None, :]
                     finish(
@@ -290,17 +292,17 @@ def run(c, LOADER: gl.constexpr):
 @gluon.jit(
     do_not_specialize=[
         "num_rows", "num_queries", "num_heads", "num_kv_heads", "head_dim", "capacity", "block_size",
-        "max_splits", "window", "target", "half", "stride_table",
+        "max_splits", "window", "half", "stride_table",
     ]
 )  # fmt: skip
 def stream_kernel(
     k_tiles, v_tiles, num_rows, lengths, finished, table, sinks, mask, q, k, v, qkv, bias, qkv_scale, rotary, shift,
     smooth, out, lse, part, stats, counters, num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size,
-    max_splits, window, target, half, scale_log2, softcap, out_scale, max_bound, min_bound, stride_q_row,
+    max_splits, window, half, scale_log2, softcap, out_scale, max_bound, min_bound, stride_q_row,
     stride_q_head, stride_q_query, stride_out_row, stride_out_head, stride_out_query, stride_k_block, stride_k_head,
     stride_k_key, stride_v_block, stride_v_head, stride_v_key, stride_mask_row, stride_mask_head, stride_table,
-    GROUP: gl.constexpr, SPLIT: gl.constexpr, LOG_SMALLEST: gl.constexpr,
-    DOUBLINGS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
+    GROUP: gl.constexpr, TILES: gl.constexpr, SPLIT: gl.constexpr, LOG_SMALLEST: gl.constexpr,
+    LIMITS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_D: gl.constexpr,
     BLOCK_H: gl.constexpr, STAGES: gl.constexpr, FLIGHT: gl.constexpr, PAGING: gl.constexpr,
     PAGE: gl.constexpr, ONE_QUERY: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
     HAS_MASK: gl.constexpr, HAS_LSE: gl.constexpr, FUSED: gl.constexpr, HAS_FINISHED: gl.constexpr,
@@ -337,11 +339,12 @@ def stream_kernel(
     run(Call(
         k_tiles, v_tiles, k_ring, v_ring, k_full, v_full, empty, sure, tops, totals, folds, weights, num_rows, lengths,
         finished, table, sinks, mask, q, k, v, qkv, bias, qkv_scale, rotary, shift, smooth, out, lse, part, stats,
-        counters, num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size, max_splits, window, target,
+        counters, num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size, max_splits, window,
         half, scale_log2, softcap, out_scale, max_bound, min_bound, stride_q_row, stride_q_head, stride_q_query,
-        stride_out_row, stride_out_head, stride_out_query, stride_k_block, stride_k_head, stride_k_key, stride_v_block,
-        stride_v_head, stride_v_key, stride_mask_row, stride_mask_head, stride_table, GROUP, SPLIT, LOG_SMALLEST,
-        DOUBLINGS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_H, STAGES, FLIGHT, PAGING, PAGE, ONE_QUERY, HAS_SOFTCAP, HAS_SINKS,
+        stride_out_row, stride_out_head, stride_out_query, stride_k_block, stride_k_head, stride_k_key,
+        stride_v_block, stride_v_head, stride_v_key, stride_mask_row, stride_mask_head, stride_table, GROUP,
+        TILES, SPLIT, LOG_SMALLEST, LIMITS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_H, STAGES, FLIGHT, PAGING, PAGE,
+        ONE_QUERY, HAS_SOFTCAP, HAS_SINKS,
         HAS_MASK, HAS_LSE, FUSED, HAS_FINISHED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED, IN_EIGHTS, HAS_SHIFT, HAS_SMOOTH,
         QUANTISED, HALF_AWAY, ROWS, UNROLL, WIDE, GUESSES,
     ), LOADER)  # fmt: skip

@@ -28,7 +28,7 @@ def launch_stream(call: DecodeCall, choice: DecodeChoice, arguments: dict[str, A
     shares = choice.num_shares
     tile = stream_tile(choice.rows, choice.capacity, shares)
     box = (page, _ACROSS) if page else (plan.block_n, plan.block_d)
-    launch_kernel(stream_kernel, (shares, k.shape[1]),
+    launch_kernel(stream_kernel, (shares, k.shape[1] * plan.tiles),
         describe(k, *box), describe(v, *box), **arguments, k=k, v=v,
         stride_k_block=k.stride(0), stride_k_head=k.stride(1), stride_k_key=k.stride(2),
         stride_v_block=v.stride(0), stride_v_head=v.stride(1), stride_v_key=v.stride(2),

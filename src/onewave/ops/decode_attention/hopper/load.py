@@ -112,7 +112,7 @@ def settle(c, right, guessed):
 @gluon.jit
 def load_tiles(c):
     """The loader: see the top of this file."""
-    kv_head = gl.program_id(1)
+    kv_head = gl.program_id(1) // c.TILES
     guessed = 0
     if c.GUESSES or c.ROWS == 1:
         early_row, early_length, early = early_part(c)

@@ -22,10 +22,10 @@ from onewave.wave.kernel.spin import prefetch_bytes
 class Call(namedtuple("Call", (
     "k_tiles v_tiles k_ring v_ring k_full v_full empty sure tops totals folds weights num_rows lengths finished table "
     "sinks mask q k v qkv bias qkv_scale rotary shift smooth out lse part stats counters num_queries num_heads "
-    "num_kv_heads head_dim capacity block_size max_splits window target half scale_log2 softcap out_scale max_bound "
+    "num_kv_heads head_dim capacity block_size max_splits window half scale_log2 softcap out_scale max_bound "
     "min_bound stride_q_row stride_q_head stride_q_query stride_out_row stride_out_head stride_out_query "
     "stride_k_block stride_k_head stride_k_key stride_v_block stride_v_head stride_v_key stride_mask_row "
-    "stride_mask_head stride_table GROUP SPLIT LOG_SMALLEST DOUBLINGS BLOCK_M BLOCK_N BLOCK_D BLOCK_H STAGES FLIGHT "
+    "stride_mask_head stride_table GROUP TILES SPLIT LOG_SMALLEST LIMITS BLOCK_M BLOCK_N BLOCK_D BLOCK_H STAGES FLIGHT "
     "PAGING PAGE ONE_QUERY HAS_SOFTCAP HAS_SINKS HAS_MASK HAS_LSE FUSED HAS_FINISHED HAS_BIAS HAS_QKV_SCALE "
     "INTERLEAVED IN_EIGHTS HAS_SHIFT HAS_SMOOTH QUANTISED HALF_AWAY ROWS UNROLL WIDE GUESSES"
 ))):  # fmt: skip
@@ -101,7 +101,7 @@ def bring_nearer(c, row, begin, end):
     Lengths may yet change, and so may keys and values: L2 is where all SMs agree, and
     nothing is read before the wait but to know what to ask for.
     """
-    kv_head = gl.program_id(1).to(gl.int64)
+    kv_head = (gl.program_id(1) // c.TILES).to(gl.int64)
     keys = c.k + (row.to(gl.int64) * c.stride_k_block + kv_head * c.stride_k_head)
     values = c.v + (row.to(gl.int64) * c.stride_v_block + kv_head * c.stride_v_head)
     # A piece of 64 columns a thread, of a key and of a value.

@@ -78,7 +78,7 @@ def refusal(call: StreamCall, plan: DecodePlan) -> str | None:
         return f"head_dim padded to {plan.block_d}: needs 33 to 128"
     if plan.block_m > 8:
         return f"{plan.block_m} query rows a KV head: takes up to 8"
-    if plan.num_kv_heads > _MAX_KV_HEADS:
+    if plan.num_kv_heads * plan.tiles > _MAX_KV_HEADS:
         return f"{plan.num_kv_heads} KV heads: takes up to {_MAX_KV_HEADS}"
     if call.rows > MAX_ROWS_LOOKED_AT:
         return f"{call.rows} rows: takes up to {MAX_ROWS_LOOKED_AT}, whose lengths a program looks at"

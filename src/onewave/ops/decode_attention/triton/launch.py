@@ -62,8 +62,7 @@ def run(call: DecodeCall, choice: DecodeChoice) -> tuple[Tensor, Tensor | None]:
     numbers: dict[str, Any] = {
         "num_queries": num_queries, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim,
         "capacity": capacity, "block_size": block_size, "max_splits": plan.max_splits, "num_rows": rows,
-        "window": NO_WINDOW if window is None else min(window, NO_WINDOW), "target": plan.target,
-        "half": half,
+        "window": NO_WINDOW if window is None else min(window, NO_WINDOW), "half": half,
         "scale_log2": (head_dim**-0.5 if call.scale is None else call.scale) * LOG2E,
         "softcap": 0.0 if softcap is None else softcap * LOG2E,
         "out_scale": 1.0 if f.out_scale is None else f.out_scale,
@@ -76,7 +75,7 @@ def run(call: DecodeCall, choice: DecodeChoice) -> tuple[Tensor, Tensor | None]:
     }  # fmt: skip
     constants: dict[str, Any] = {
         "GROUP": num_heads // num_kv_heads, "TILES": plan.tiles, "SPLIT": plan.split,
-        "LOG_SMALLEST": plan.smallest.bit_length() - 1, "DOUBLINGS": plan.doublings, "BLOCK_M": plan.block_m,
+        "LOG_SMALLEST": plan.smallest.bit_length() - 1, "LIMITS": plan.limits, "BLOCK_M": plan.block_m,
         "BLOCK_N": plan.block_n, "BLOCK_D": plan.block_d, "BLOCK_H": plan.block_h, "ONE_QUERY": num_queries == 1,
         "HAS_SOFTCAP": softcap is not None, "HAS_SINKS": sinks is not None, "HAS_MASK": mask is not None,
         "HAS_LSE": lse is not None, "FUSED": fused, "HAS_FINISHED": finished is not None,
@@ -90,7 +89,7 @@ def run(call: DecodeCall, choice: DecodeChoice) -> tuple[Tensor, Tensor | None]:
     }  # fmt: skip
     tensors = {name: seq_lens if tensor is None else tensor for name, tensor in tensors.items()}
     if streams:
-        del constants["TILES"], constants["MANY"], constants["PDL"]
+        del constants["MANY"], constants["PDL"]
         arguments = {**tensors, **numbers, **constants}
         load("decode_attention", "hopper.launch").launch_stream(call, choice, arguments)
         return out, lse

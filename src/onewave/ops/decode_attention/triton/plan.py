@@ -10,6 +10,9 @@ from typing import NamedTuple
 MAX_ROWS_LOOKED_AT = 256
 # Programs that one row should give the GPU: about one for every SM of a large one.
 _PROGRAMS_PER_ROW = 128
+# Tiles of a split up to which a row has no more partial results than are merged at once. Merging as many again takes as
+# long as two tiles, so longer splits may be twice as many (docs/log/decode-attention.md).
+_MAX_SHORT_TILES = 4
 _SMALLEST_SPLIT, _LARGEST_SPLIT = 64, 2048
 # Of keys and values that a program asks for while it still works on the row before: what it reads in about four
 # microseconds, longer than it takes from one row to the next.
@@ -46,18 +49,19 @@ class DecodeSizes(NamedTuple):
 class DecodePlan:
     """One launch of the split-KV kernel.
 
-    split: keys a split as the caller fixed it, in whole tiles, or 0 for smallest * 2^n, n <= doublings, the smallest
-    that cuts a row in at most `target` splits; smallest is a power of two. block_m: query rows of a tile (query tokens
-    x heads of a group, padded), block_h: those kept in a partial. max_splits: the most splits of a row over all lengths
-    that the cache can hold. unroll: partials that are loaded at a time to be merged. ahead: keys of the next row that
-    are asked for before they are due. trigger: keys before the end at which the next kernel may be launched.
+    split: keys a split as the caller fixed it, in whole tiles, or 0 for smallest * 2^n with the smallest n that cuts a
+    row in at most limits[n] splits, or the last n, which has no limit; smallest is a power of two. max_splits: the most
+    splits of a row over all lengths that the cache can hold; full_splits: of the longest. block_m: query rows of a tile
+    (query tokens x heads of a group, padded), block_h: those kept in a partial. unroll: partials that are loaded at a
+    time to be merged. ahead: keys of the next row that are asked for before they are due. trigger: keys before the end
+    at which the next kernel may be launched.
     """
 
     split: int
     smallest: int
-    doublings: int
-    target: int
+    limits: tuple[int, ...]
     max_splits: int
+    full_splits: int
     tiles: int
     block_m: int
     block_n: int
@@ -81,7 +85,8 @@ class DecodePlan:
             return rows
         # Where a program has little to do, two on an SM hide each other's beginning and end.
         programs = num_sms * (2 if rows == 1 else 1)
-        return min(rows * self.max_splits, max(1, programs // (self.num_kv_heads * self.tiles)))
+        # Without more than have a split: those that have none make the others slower.
+        return min(rows * self.full_splits, max(1, programs // (self.num_kv_heads * self.tiles)))
 
     def rows_looked_at(self, rows: int) -> int:
         """The kernels' ROWS: the length of their list of rows."""
@@ -91,9 +96,7 @@ class DecodePlan:
         """Keys of a split of a row of so many."""
         if self.split:
             return self.split
-        doublings = range(self.doublings)
-        fits = (self.smallest << n for n in doublings if -(-length // (self.smallest << n)) <= self.target)
-        return next(fits, self.smallest << self.doublings)
+        return self.smallest << _doublings(length, self.smallest, self.limits)
 
 
 @lru_cache(maxsize=4096)
@@ -102,37 +105,44 @@ def plan_decode(sizes: DecodeSizes) -> DecodePlan:
     num_kv_heads, head_dim, capacity, split_size = sizes.num_kv_heads, sizes.head_dim, sizes.capacity, sizes.split_size
     tile_rows = sizes.num_heads // num_kv_heads * sizes.num_queries
     block_d = max(16, _power_of_two(head_dim))
-    block_m = min(_LARGEST_TILE if block_d <= 128 else 8, max(8, _power_of_two(tile_rows)))
+    largest = 8 if block_d > 128 or _in_two_tiles(sizes) else _LARGEST_TILE
+    block_m = min(largest, max(8, _power_of_two(tile_rows)))
     tiles = -(-tile_rows // block_m)
     block_h = min(block_m, _power_of_two(tile_rows))
-    target = max(1, -(-_PROGRAMS_PER_ROW // num_kv_heads))
+    programs = max(1, -(-_PROGRAMS_PER_ROW // num_kv_heads))
     tile = 128 if block_d <= 64 else 64
     # Loads of single elements would take more registers than there are: ptxas 12.8 has read what it had not yet spilt
     # (docs/log/correctness.md).
     block_n = tile if sizes.in_pieces else 16
     smallest = max(tile, _power_of_two(sizes.smallest_split or _SMALLEST_SPLIT))
-    doublings = max(0, (_LARGEST_SPLIT // smallest).bit_length() - 1)
+    # Of one token: a row's splits are the same however many there are.
+    merged = _merged_at_once(min(block_m, _power_of_two(sizes.num_heads // num_kv_heads)), block_d)
+    limits = tuple(
+        min(programs, merged if smallest << n < _MAX_SHORT_TILES * tile else 2 * merged)
+        for n in range((_LARGEST_SPLIT // smallest).bit_length() - 1)
+    )
     if split_size is None:
-        largest = smallest << doublings
-        max_splits = min(-(-capacity // smallest), max(target, -(-capacity // largest)))
-        max_splits += sizes.windowed  # a window may begin inside a split
+        last = _doublings(capacity, smallest, limits)
+        full_splits = -(-capacity // (smallest << last))
+        max_splits = max(full_splits, *limits[:last], 1)
     else:
         # A program goes from one split to the next, so a tile must not lie in two.
         split_size = -(-split_size // tile) * tile
-        max_splits = -(-capacity // split_size)
-    max_splits = max(1, max_splits)
+        max_splits = full_splits = max(1, -(-capacity // split_size))
+    windowed = sizes.windowed and split_size is None  # a window may begin inside a split
+    max_splits, full_splits = max(1, max_splits) + windowed, max(1, full_splits) + windowed
     return DecodePlan(
         split=split_size or 0,
         smallest=smallest,
-        doublings=doublings,
-        target=target,
+        limits=limits,
         max_splits=max_splits,
+        full_splits=full_splits,
         tiles=tiles,
         block_m=block_m,
         block_n=block_n,
         block_d=block_d,
         block_h=block_h,
-        unroll=max(1, min(_power_of_two(max_splits), _MERGED_AT_ONCE // (block_h * block_d), _MERGED)),
+        unroll=min(_power_of_two(max_splits), _merged_at_once(block_h, block_d)),
         # Never 8 with wgmma, which tiles of more than 8 rows use: Triton 3.6 waits for one warpgroup's only.
         num_warps=8 if block_d > 128 else 4,
         # More bytes under way make every load wait longer: more stages were slower (docs/log/decode-attention.md).
@@ -143,6 +153,25 @@ def plan_decode(sizes: DecodeSizes) -> DecodePlan:
         # With its last loads under way a program leaves the memory to the next one.
         trigger=4 * block_n,
     )
+
+
+def _in_two_tiles(sizes: DecodeSizes) -> bool:
+    """Whether a token's query rows are two tiles of 8, each of which reads the keys, for Hopper's kernel takes no more.
+
+    Of heads of 64 alone: the second one's reads are L2's.
+    """
+    narrow = sizes.head_dim <= 64 and sizes.kv_itemsize == 2
+    return narrow and sizes.num_queries == 1 and 8 < sizes.num_heads // sizes.num_kv_heads <= 16
+
+
+def _merged_at_once(rows: int, columns: int) -> int:
+    """Partial results of so many query rows that are merged at a time."""
+    return max(1, min(_MERGED_AT_ONCE // (rows * columns), _MERGED))
+
+
+def _doublings(length: int, smallest: int, limits: tuple[int, ...]) -> int:
+    """How often a row of so many keys doubles its smallest split."""
+    return next((n for n, most in enumerate(limits) if -(-length // (smallest << n)) <= most), len(limits))
 
 
 def _power_of_two(n: int) -> int:

@@ -25,8 +25,8 @@ def splits(length, c):
     first_key = tl.maximum(length - (c.num_queries - 1) - c.window, 0)
     shift = length * 0 + c.LOG_SMALLEST
     if c.SPLIT == 0:
-        for _ in tl.static_range(c.DOUBLINGS):
-            shift = tl.where((c.target << shift) < length - first_key, shift + 1, shift)
+        for n in tl.static_range(len(c.LIMITS)):
+            shift = tl.where((c.LIMITS[n] << shift) < length - first_key, shift + 1, shift)
     size = length * 0 + c.SPLIT if c.SPLIT > 0 else (length * 0 + 1) << shift
     first_split = _over(first_key, shift, c)
     count = tl.maximum(_over(tl.maximum(length, 0) + size - 1, shift, c) - first_split, 1)

@@ -29,7 +29,7 @@ GROUP        query heads of a KV head; a constant, since a program that began wi
 TILES        tiles of a KV head's query rows
 SPLIT        keys of a split (whole tiles of 64 or 128; 0: by the row's length)
 LOG_SMALLEST log2 of the smallest split's keys
-DOUBLINGS    sizes of splits beyond the smallest, each twice the one before
+LIMITS       splits of a row up to which a size will do, of each size but the largest; each is twice the one before
 BLOCK_M      query rows of a tile (8, 16, 32)
 BLOCK_N      keys of a tile (64, 128; 16 where strides are no multiples of 8 elements)
 BLOCK_D      head_dim, padded (a power of two from 16 to 256)
@@ -85,11 +85,11 @@ _NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
 
 class Call(namedtuple("Call", (
     "q k v lengths finished table k_scale v_scale sinks mask qkv bias qkv_scale rotary shift smooth out lse part "
-    "stats counters num_queries num_heads num_kv_heads head_dim capacity block_size max_splits num_rows window target "
+    "stats counters num_queries num_heads num_kv_heads head_dim capacity block_size max_splits num_rows window "
     "half scale_log2 softcap out_scale max_bound min_bound stride_q_row stride_q_head stride_q_query stride_out_row "
     "stride_out_head stride_out_query stride_k_block stride_k_head stride_k_key stride_k_chunk stride_v_block "
     "stride_v_head stride_v_key stride_mask_row stride_mask_head stride_table GROUP TILES SPLIT LOG_SMALLEST "
-    "DOUBLINGS BLOCK_M BLOCK_N BLOCK_D BLOCK_H NUM_STAGES CHUNK PAGING ONE_QUERY KV_SCALES HAS_SOFTCAP HAS_SINKS "
+    "LIMITS BLOCK_M BLOCK_N BLOCK_D BLOCK_H NUM_STAGES CHUNK PAGING ONE_QUERY KV_SCALES HAS_SOFTCAP HAS_SINKS "
     "HAS_MASK HAS_LSE FUSED HAS_FINISHED HAS_BIAS HAS_QKV_SCALE INTERLEAVED IN_EIGHTS HAS_SHIFT HAS_SMOOTH QUANTISED "
     "HALF_AWAY ROWS MANY PDL AHEAD AT_ONCE WIDE NARROW TRIGGER UNROLL UNIT AXIS"
 ))):  # fmt: skip
@@ -100,10 +100,10 @@ class Call(namedtuple("Call", (
 def split_kv_kernel(
     q, k, v, lengths, finished, table, k_scale, v_scale, sinks, mask, qkv, bias, qkv_scale, rotary, shift, smooth, out,
     lse, part, stats, counters, num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size, max_splits,
-    num_rows, window, target, half, scale_log2, softcap, out_scale, max_bound, min_bound, stride_q_row, stride_q_head,
+    num_rows, window, half, scale_log2, softcap, out_scale, max_bound, min_bound, stride_q_row, stride_q_head,
     stride_q_query, stride_out_row, stride_out_head, stride_out_query, stride_k_block, stride_k_head, stride_k_key,
     stride_k_chunk, stride_v_block, stride_v_head, stride_v_key, stride_mask_row, stride_mask_head, stride_table,
-    GROUP: tl.constexpr, TILES: tl.constexpr, SPLIT: tl.constexpr, LOG_SMALLEST: tl.constexpr, DOUBLINGS: tl.constexpr,
+    GROUP: tl.constexpr, TILES: tl.constexpr, SPLIT: tl.constexpr, LOG_SMALLEST: tl.constexpr, LIMITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr,
     NUM_STAGES: tl.constexpr, CHUNK: tl.constexpr, PAGING: tl.constexpr, ONE_QUERY: tl.constexpr,
     KV_SCALES: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_MASK: tl.constexpr,
@@ -118,10 +118,10 @@ def split_kv_kernel(
     attend_rows(Call(
         q, k, v, lengths, finished, table, k_scale, v_scale, sinks, mask, qkv, bias, qkv_scale, rotary, shift, smooth,
         out, lse, part, stats, counters, num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size,
-        max_splits, num_rows, window, target, half, scale_log2, softcap, out_scale, max_bound, min_bound, stride_q_row,
+        max_splits, num_rows, window, half, scale_log2, softcap, out_scale, max_bound, min_bound, stride_q_row,
         stride_q_head, stride_q_query, stride_out_row, stride_out_head, stride_out_query, stride_k_block, stride_k_head,
         stride_k_key, stride_k_chunk, stride_v_block, stride_v_head, stride_v_key, stride_mask_row, stride_mask_head,
-        stride_table, GROUP, TILES, SPLIT, LOG_SMALLEST, DOUBLINGS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_H, NUM_STAGES,
+        stride_table, GROUP, TILES, SPLIT, LOG_SMALLEST, LIMITS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_H, NUM_STAGES,
         CHUNK, PAGING, ONE_QUERY, KV_SCALES, HAS_SOFTCAP, HAS_SINKS, HAS_MASK, HAS_LSE, FUSED, HAS_FINISHED, HAS_BIAS,
         HAS_QKV_SCALE, INTERLEAVED, IN_EIGHTS, HAS_SHIFT, HAS_SMOOTH, QUANTISED, HALF_AWAY, ROWS, MANY, PDL, AHEAD,
         AT_ONCE, WIDE, NARROW, TRIGGER, UNROLL, UNIT, AXIS,
