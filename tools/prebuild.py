@@ -1,9 +1,11 @@
-"""Compile nearly all kinds of prefill attention into the package (decisions 0011 and 0013); no GPU is needed.
+"""Compile nearly all kinds of prefill attention, and the product of several rows, into the package (decisions 0011 and
+0013); no GPU is needed.
 
 `python tools/prebuild.py` (`make kernels`) compiles every kernel: run it after a change of what these kernels do, or of
 Triton. `python tools/prebuild.py --rekey` computes the keys again and keeps the binaries: run it after a change of
 source text that leaves the compiled code as it is. It compiles a sample first, one kernel of each archive and function,
-and refuses if a binary differs. A test fails until one of the two has run.
+and refuses if a binary differs. Names of operators behind it (`attention`, `linear`) leave the others alone. A test
+fails until one of the two has run.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 
+from onewave import ops
 from onewave.base.device import Device
 from onewave.gpu.launch import hash_in_order, launches_nowhere, without_collection
 from onewave.gpu.prebuilt import FOLDER, INDEX, Launch, archive_of, compiled_from, key_of
@@ -38,6 +41,8 @@ from onewave.ops.attention.fp8.choose import choose as choose_fp8
 from onewave.ops.attention.hopper import launch as hopper_impl
 from onewave.ops.attention.hopper.plan import PAGE_SIZES
 from onewave.ops.attention.masks import Options
+from onewave.ops.linear.choose import GATED_COLUMNS, TILES, LinearCall, ProductChoice
+from onewave.ops.linear.hopper import launch as linear_impl
 
 TARGET = GPUTarget("cuda", 90, 32)
 # Where one program has all tiles, few tokens reach each way to deal them.
@@ -65,6 +70,7 @@ def launches() -> dict[str, Launch]:
 
 
 def _calls() -> Iterator[tuple[str, Launch]]:
+    yield from _products(torch.bfloat16)
     for dtype, head_dim in _TENSORS:
         archive = f"attention-{head_dim}-{str(dtype).removeprefix('torch.')}"
         for name, (*before, own) in _kinds(dtype, head_dim):
@@ -118,6 +124,30 @@ def _launches_of(
     return made
 
 
+def _products(dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
+    """The product of several rows: all tiles, with and without a bias; gated; and float32 results of few rows."""
+    for (warpgroups, columns), box_rows, rows in product(TILES, (16, 32, 64), (1, 2)):
+        if box_rows < 64 and (warpgroups, rows) != (1, 1):
+            continue
+        name = f"linear-{str(dtype).removeprefix('torch.')}/{warpgroups}x{columns}-{box_rows}"
+        name += "-many" * (rows > 1)
+        for kind, gated, to_map, biased in (
+            ("", False, True, False), ("-bias", False, True, True), ("-gated", True, True, False),
+            ("-float32", False, False, False),
+        ):  # fmt: skip
+            if (gated and columns not in GATED_COLUMNS) or (not to_map and rows > 1):
+                continue
+            choice = ProductChoice(
+                "gluon", "hopper.launch", "", (), warpgroups, columns, box_rows, rows, 1, 1, to_map, gated
+            )
+            width = columns * (2 if gated else 1)
+            x, w = (torch.empty(n, 128, dtype=dtype) for n in (box_rows if rows == 1 else 256, width))
+            bias = torch.empty(width, dtype=dtype) if biased else None
+            with launches_nowhere() as made:
+                linear_impl.run(LinearCall(x, w, bias, None if to_map else torch.float32, gated), choice)
+            yield name + kind, made[0]
+
+
 def build(name: str) -> tuple[bytes, dict[str, Any]]:
     """Compile that kernel of `launches`. Returns its binary and its entry in the index.
 
@@ -137,9 +167,14 @@ def build(name: str) -> tuple[bytes, dict[str, Any]]:
     return binary, {"key": key_of(source, options, TARGET), "sha256": digest, "metadata": metadata}
 
 
+def folder_of(name: str) -> Path:
+    """The folder that holds a kernel: its operator's."""
+    return (Path(ops.__file__).parent / name.partition("-")[0]) / FOLDER
+
+
 def prebuild(folder: Path) -> dict[str, int]:
-    """Compile all, in a process a processor, into a folder, where nothing else remains. Returns archives' sizes."""
-    names = list(launches())
+    """Compile a folder's, in a process a processor; nothing else remains there. Returns archives' sizes."""
+    names = [name for name in launches() if folder_of(name) == folder]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         built = dict(zip(names, pool.map(build, names), strict=True))
     archives: dict[str, bytes] = {}
@@ -164,14 +199,15 @@ def rekey(folder: Path) -> int:
     """
     index = json.loads((folder / INDEX).read_text())
     kept = index["kernels"]
-    if [*kept] != [*launches()]:
+    own = {name: launch for name, launch in launches().items() if folder_of(name) == folder}
+    if [*kept] != [*own]:
         raise SystemExit("other kernels than those kept: run make kernels")
-    sample = {(archive_of(name), launch.function.__name__): name for name, launch in launches().items()}
+    sample = {(archive_of(name), launch.function.__name__): name for name, launch in own.items()}
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for name, (binary, _) in zip(sample.values(), pool.map(build, sample.values()), strict=True):
             if hashlib.sha256(binary).hexdigest() != kept[name]["sha256"]:
                 raise SystemExit(f"{name} compiles to another binary: run make kernels")
-    for name, launch in launches().items():
+    for name, launch in own.items():
         kept[name]["key"] = key_of(*compiled_from(launch, TARGET), TARGET)
     (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
     print(f"{len(sample)} kernels compiled to the binaries that are kept")
@@ -179,9 +215,13 @@ def rekey(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    where = Path(hopper_impl.__file__).parents[1] / FOLDER
-    if sys.argv[1:] == ["--rekey"]:
-        print(f"{rekey(where)} kernels keyed anew")
-    else:
-        made = prebuild(where)
-        print(f"{len(launches())} kernels compiled, {sum(made.values()):,} bytes in {', '.join(made)}")
+    asked = [argument for argument in sys.argv[1:] if argument != "--rekey"]
+    for where in sorted({folder_of(name) for name in launches()}):
+        if asked and where.parent.name not in asked:
+            continue
+        if "--rekey" in sys.argv:
+            print(f"{where.parent.name}: {rekey(where)} kernels keyed anew")
+        else:
+            where.mkdir(exist_ok=True)
+            made = prebuild(where)
+            print(f"{where.parent.name}: {sum(made.values()):,} bytes in {', '.join(made)}")

@@ -13,7 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.models import fake_model
-from kit.models.fake_model import EOS, PIECES, VOCAB, FakeRunner, expected_tokens, hash_logits, make_engine, run_all
+from kit.models.fake_model import (
+    EOS,
+    LIMITS,
+    PIECES,
+    VOCAB,
+    FakeRunner,
+    expected_tokens,
+    hash_logits,
+    make_engine,
+    run_all,
+)
 from onewave.base.errors import CapacityError, WaveStalled
 from onewave.engine import host_copies
 from onewave.engine.engine import Engine
@@ -379,6 +389,7 @@ class InstantRunner:
         self.device = torch.device("cpu")
         self.vocab_size, self.max_model_len, self.max_num_seqs, self.run_ahead = vocab_size, 100_000, 4, 0
         self.logits = torch.zeros(1, vocab_size)
+        self.limits = LIMITS
 
     def reserve(self, num_tokens: int) -> None:
         pass
@@ -386,8 +397,11 @@ class InstantRunner:
     def check(self) -> None:
         pass
 
-    def prefill(self, slot: int, token_ids: object, *, each: object = None) -> torch.Tensor:
+    def prefill(self, chunks: object, *, each: object = None) -> torch.Tensor:
         return self.logits
+
+    def copy_prompt(self, source: int, target: int, num_tokens: int) -> None:
+        pass
 
     def decode(self, rows: StepRows) -> torch.Tensor:
         return self.logits

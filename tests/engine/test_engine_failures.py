@@ -15,6 +15,7 @@ from onewave.base.errors import CapacityError
 from onewave.engine import engine as engine_module
 from onewave.engine.host_copies import to_list
 from onewave.engine.params import SamplingParams
+from onewave.engine.prompt_pass import PromptChunk
 from onewave.models.batch import StepRows
 from onewave.ops.sampling import stream_key
 
@@ -57,8 +58,8 @@ class Overflowing(FakeRunner):
                 row[7 if self.bad == math.inf else slice(None)] = self.bad
         return logits
 
-    def prefill(self, slot: int, token_ids: Sequence[int], **asked: Any) -> Tensor:
-        return self.spoil([slot], super().prefill(slot, token_ids, **asked))
+    def prefill(self, chunks: Sequence[PromptChunk], **asked: Any) -> Tensor:
+        return self.spoil([chunk.slot for chunk in chunks], super().prefill(chunks, **asked))
 
     def decode(self, rows: StepRows) -> Tensor:
         return self.spoil(to_list(rows.slots), super().decode(rows))

@@ -16,6 +16,7 @@ import torch
 from onewave import LLM, CapacityError, InvalidArgumentError, SamplingParams, UnsupportedError
 from onewave.engine import prompts
 from onewave.engine.params import SamplingParams as Params
+from onewave.engine.prompt_pass import PromptChunk
 from onewave.engine.request import Sample
 from onewave.models.batch import Batch, StepRows
 
@@ -109,7 +110,7 @@ def test_a_prompt_that_finds_no_memory_ends_its_own_request_alone(
     real = llm.runner.model.forward
 
     def forward(batch: Any, kv: Any, **kwargs: Any) -> Any:
-        if len(batch.token_ids) == 60:
+        if len(batch.token_ids) >= 60:
             raise error
         return real(batch, kv, **kwargs)
 
@@ -124,7 +125,14 @@ def test_a_prompt_that_finds_no_memory_ends_its_own_request_alone(
 
 
 def test_a_prompt_that_fails_does_not_wait_for_those_beside_it(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    fail_once(monkeypatch, llm, "prefill", CapacityError("boom"), lambda *_: True)
+    run = llm.runner.prefill
+
+    def prefill(chunks: Sequence[PromptChunk], **asked: Any) -> torch.Tensor:
+        if any(5 in chunk.token_ids for chunk in chunks):
+            raise CapacityError("boom")
+        return run(chunks, **asked)
+
+    monkeypatch.setattr(llm.runner, "prefill", prefill)
     real, told = llm.runner.decode, threading.Event()
     monkeypatch.setattr(llm.runner, "decode", lambda *args: told.wait(60) and real(*args))
     with pytest.raises(CapacityError, match="boom"):
@@ -167,7 +175,7 @@ def test_a_failed_step_does_not_keep_what_it_worked_on(
     real, kept = llm.runner.model.forward, list[weakref.ref[torch.Tensor]]()
 
     def forward(batch: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if len(batch.token_ids) == 60:
+        if len(batch.token_ids) >= 60:
             activations = torch.empty(1000)
             kept.append(weakref.ref(activations))
             raise type(error)(*error.args)
@@ -222,7 +230,7 @@ def test_a_stream_that_does_not_look_keeps_nothing_of_a_step_that_failed(
     real, kept = llm.runner.model.forward, list[weakref.ref[torch.Tensor]]()
 
     def forward(batch: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if len(batch.token_ids) == 60:
+        if len(batch.token_ids) >= 60:
             activations = torch.empty(1000)
             kept.append(weakref.ref(activations))
             raise RuntimeError("boom")

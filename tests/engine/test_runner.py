@@ -20,6 +20,7 @@ class Model:
     """Makes caches of one number a key, up to `room` keys in all its slots."""
 
     device, dtype, config = CPU, torch.float32, SimpleNamespace(vocab_size=8)
+    packs_prompts, rotary = False, SimpleNamespace(varies=False)
 
     def __init__(self, room: int = 1 << 30) -> None:
         self.room, self.asked = room, list[int]()

@@ -24,6 +24,7 @@ from onewave.engine.load.self_check import self_check
 from onewave.engine.load.wave import load_wave
 from onewave.engine.options import choose_decode
 from onewave.engine.params import SamplingParams
+from onewave.engine.prompt_pass import PromptChunk
 from onewave.engine.runner import ModelRunner
 from onewave.engine.wave_decode import WaveDecoder, unsuited
 from onewave.memory.kv_cache import StaticKVCache
@@ -181,9 +182,9 @@ def test_unpacked_matrices_are_kept_until_something_else_needs_the_room(
     model, wave = load_wave(LOCATION, BASE, how(tmp_path, keep_unpacked=True))
     stream = PlainWave.made[1].stream
     runner = ModelRunner(model, max_num_seqs=1, max_model_len=320, wave=wave)
-    first = runner.prefill(0, [3, 4, 5])
+    first = runner.prefill([PromptChunk(0, [3, 4, 5])])
     assert stream.keeping
-    assert torch.equal(runner.prefill(0, [3, 4, 5]), first)
+    assert torch.equal(runner.prefill([PromptChunk(0, [3, 4, 5])]), first)
     failed: list[str] = []
 
     def full_once(right: Any, error: Exception) -> Any:
@@ -200,13 +201,13 @@ def test_unpacked_matrices_are_kept_until_something_else_needs_the_room(
         runner.reserve(300)
     else:
         monkeypatch.setattr(model, "forward", full_once(model.forward, torch.OutOfMemoryError("full")))
-    assert torch.equal(runner.prefill(0, [3, 4, 5]), first)
+    assert torch.equal(runner.prefill([PromptChunk(0, [3, 4, 5])]), first)
     assert failed == [exhausted]
     assert not stream.keeping
     failed.clear()  # and with nothing left to give back
     runner._kv = None if exhausted == "cache" else runner._kv
     with pytest.raises(CapacityError, match=r"full|does not fit"):
-        runner.prefill(0, [3])
+        runner.prefill([PromptChunk(0, [3])])
 
 
 @pytest.mark.parametrize("path", ["auto", "wave"])

@@ -162,7 +162,7 @@ def test_the_linear_kernel_named_is_the_one_that_suits():
             answer = explain(linear, x.shape, weight.shape, device="cuda", out_dtype=str(out).removeprefix("torch."))
             on_gpu = LinearCall(x, weight, out_dtype=out, described=Device((9, 0), 132))
             assert answer.kernel == choose_linear(on_gpu).kernel
-            assert (answer.backend == "triton") == (tokens == 1 or (tokens <= 64 and out is torch.float32))
+            assert answer.backend == ("triton" if tokens == 1 else "gluon")
 
 
 @pytest.mark.parametrize(

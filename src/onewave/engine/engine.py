@@ -3,8 +3,9 @@
 A request's life:
 
 1. `add` queues its samples (n of them; each is scheduled on its own).
-2. `step` gives a waiting sample the lowest free slot and runs its prompt, alone, so that its logits do not depend on
-   neighbours; the first token is sampled and read at once.
+2. `step` gives waiting samples the lowest free slots and runs their prompts together, long ones in chunks with decode
+   steps between them; where a prompt ends, the first token is sampled and read at once. Samples of one request share
+   one run of its prompt.
 3. Every `step` decodes all running rows together. Sampled tokens go straight back in as the next step's input: token
    ids and positions live on the device and are rebuilt only when the set of rows changes.
 4. The host reads a step's tokens `runner.run_ahead` steps later. With 1 it launches the next step first and reads while
@@ -20,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Protocol
 from weakref import WeakSet
 
@@ -30,8 +31,9 @@ from torch import Tensor
 from onewave.base.errors import CapacityError, OnewaveError
 from onewave.engine.failures import own_copy, without_frames
 from onewave.engine.host_copies import HostLogprobs, check_room, to_list, to_pinned
-from onewave.engine.output import Logprob, Logprobs
 from onewave.engine.params import SamplingParams
+from onewave.engine.prompt_pass import PromptChunk
+from onewave.engine.prompt_queue import PassLimits, Prompt, PromptQueue
 from onewave.engine.request import Detokenizer, Ends, Reader, Request, Sample
 from onewave.engine.sampler import Sampled, Sampler, SamplerRow, SamplingPlan
 from onewave.engine.scheduler import Scheduler
@@ -48,7 +50,8 @@ _STEPS_AHEAD = 64
 class Runner(Protocol):
     """Runs the model. Sequences are known by their slot.
 
-    run_ahead: decode steps that are launched before an earlier one's tokens are read: 0 on CPU, 1 on CUDA.
+    run_ahead: decode steps that are launched before an earlier one's tokens are read: 0 on CPU, 1 on CUDA. limits: of
+    one `prefill`.
     """
 
     device: torch.device
@@ -56,13 +59,16 @@ class Runner(Protocol):
     max_model_len: int
     max_num_seqs: int
     run_ahead: int
+    limits: PassLimits
 
-    def prefill(
-        self, slot: int, token_ids: Sequence[int], *, each: Callable[[int, Tensor], object] | None = None
-    ) -> Tensor:
-        """Run a whole prompt. Returns float32 [1, vocab] of the last token. each: called with the logits of some tokens
-        at a time and the number of the first, maybe twice. Raises CapacityError, with which no other sequence is
+    def prefill(self, chunks: Sequence[PromptChunk], *, each: Callable[[int, Tensor], object] | None = None) -> Tensor:
+        """Run chunks of prompts. Returns float32 logits [chunks, vocab] of each one's last token, valid until the next
+        call. each: of one chunk alone, see Llama.forward. Raises CapacityError, with which no other sequence is
         harmed."""
+        ...
+
+    def copy_prompt(self, source: int, target: int, num_tokens: int) -> None:
+        """Have a slot hold the first tokens of another one, too."""
         ...
 
     def decode(self, rows: StepRows) -> Tensor:
@@ -164,6 +170,7 @@ class Engine:
         self._rows: _Rows | None = None
         # Set when the rows that should decode are no longer those of self._rows.
         self._rows_changed = False
+        self._prompts = PromptQueue(runner.limits)
         self._prefilled_last = False
         self._in_flight: deque[_InFlight] = deque()
         # Requests that have ended, and streaming ones that have got tokens, since readers were told.
@@ -228,16 +235,13 @@ class Engine:
             raise
 
     def _step(self) -> None:
-        if self._scheduler.can_admit and not self._prefilled_last:
+        if (self._prompts or self._scheduler.can_admit) and not self._prefilled_last:
             # Reading first may free more slots, and keeps every sample's tokens in order.
             self._read(0)
-            for _ in range(self._runner.max_num_seqs):
-                admitted = self._scheduler.admit()
-                if admitted is None:
-                    break
-                self._prefill(*admitted)
-            self._prefilled_last = True
-            return
+            if chosen := self._prompts.next_pass(self._scheduler.admit):
+                self._run_prompts(chosen)
+                self._prefilled_last = True
+                return
         self._prefilled_last = False
         launched = self._decode()
         self._read(self._runner.run_ahead if launched else 0)
@@ -273,47 +277,63 @@ class Engine:
         self._live.clear()
         self._scheduler = Scheduler(self._runner.max_num_seqs)
         self._in_flight.clear()
+        self._prompts.clear()
         self._rows, self._rows_changed, self._prefilled_last = None, False, False
 
-    def _prefill(self, slot: int, sample: Sample) -> None:
-        """Run a prompt and read its first token."""
+    def _run_prompts(self, chosen: list[tuple[Prompt, int]]) -> None:
+        """Run one pass, and read the first token of each prompt that ends in it."""
         try:
-            sampled = self._run_prompt(slot, sample)
+            self._run_pass(chosen)
         except CapacityError as error:
-            self.abort(sample.request, without_frames(error))
+            # Alone each takes less, and the one that does not fit is known.
+            if len(chosen) > 1:
+                for each in chosen:
+                    self._run_prompts([each])
+            else:
+                self.abort(chosen[0][0].sample.request, without_frames(error))
             return
-        sample.launched = 1
-        self._rows_changed = True
-        self._launch_copy([sample], sampled)
         self._read(0)
 
-    def _run_prompt(self, slot: int, sample: Sample) -> Sampled:
-        """Return the token after a prompt; keep what is asked about the prompt itself."""
-        request = sample.request
-        params, prompt = request.params, request.prompt_token_ids
-        # Surplus steps of the slot's last owner may still be queued and write entries. They run before this prefill
-        # on the same stream, and a sequence reads no entry that it has not written itself: the leftover is never read.
-        wanted = params.prompt_logprobs if request.prompt_logprobs is None else None
-        found: list[Logprobs | None] = [None] * len(prompt)
-
-        def look(first: int, logits: Tensor) -> None:
+    def _run_pass(self, chosen: list[tuple[Prompt, int]]) -> None:
+        """Launch a pass, and the sampling of the first tokens that it ends with."""
+        # Surplus steps of a slot's last owner may still be queued and write entries. They run before this pass on the
+        # same stream, and a sequence reads no entry that it has not written itself: the leftover is never read.
+        for prompt, _ in chosen:
+            if prompt.leader is not None:
+                self._runner.copy_prompt(prompt.leader.slot, prompt.slot, prompt.done)
+        chunks = [PromptChunk(p.slot, p.tokens[p.done : p.done + count], p.done) for p, count in chosen]
+        first, look = chosen[0][0], None
+        if first.wants_logprobs:
+            wanted = first.sample.request.params.prompt_logprobs
             assert wanted is not None
-            self._find_logprobs(found, logits, prompt, first, wanted)
+            check_room((first.left - 1) * self._num_entries(wanted))  # others may have taken it since
+            look = partial(self._find_logprobs, first, wanted)
+        logits = self._runner.prefill(chunks, each=look)
+        ended = [row for row, (prompt, count) in enumerate(chosen) if count == prompt.left]
+        prompts = [chosen[row][0] for row in ended]
+        sampled = self._sample_first(prompts, logits if len(ended) == len(chosen) else logits[ended])
+        self._prompts.ran(chosen)
+        if sampled is not None:
+            if look is not None:
+                first.sample.request.prompt_logprobs = first.logprobs
+            for prompt in prompts:
+                prompt.sample.launched = 1
+            self._rows_changed = True
+            self._launch_copy([prompt.sample for prompt in prompts], sampled)
 
-        if wanted is None:
-            logits = self._runner.prefill(slot, prompt)
-        else:
-            check_room((len(prompt) - 1) * self._num_entries(wanted))  # others may have taken it since
-            logits = self._runner.prefill(slot, prompt, each=look)
-            request.prompt_logprobs = found
+    def _sample_first(self, prompts: list[Prompt], logits: Tensor) -> Sampled | None:
+        """Launch the sampling of prompts' first tokens. logits: float32 [prompts, vocab]."""
+        if not prompts:
+            return None
         try:
-            self._sampler.begin(slot, prompt, params)
-            return self._sampler.plan([self._sampler_row(slot, sample)])(logits)
+            for prompt in prompts:
+                self._sampler.begin(prompt.slot, prompt.tokens, prompt.sample.request.params)
+            return self._sampler.plan([self._sampler_row(p.slot, p.sample) for p in prompts])(logits)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise CapacityError(
-                f"penalties or sampling of {len(prompt)} tokens",
+                f"penalties or sampling of {max(len(prompt.tokens) for prompt in prompts)} tokens",
                 got=f"do not fit beside the model on {self._runner.device}",
                 next="Ask for less of them, or lower max_model_len or max_num_seqs.",
             ) from error
@@ -346,7 +366,8 @@ class Engine:
         """Collect the running samples that have tokens left to launch; their newest tokens stay on the device."""
         old = self._rows
         running = self._scheduler.running.items()
-        chosen = [(slot, sample) for slot, sample in running if sample.launched < sample.request.max_new_tokens]
+        # None launched: the prompt is not through.
+        chosen = [(slot, sample) for slot, sample in running if 0 < sample.launched < sample.request.max_new_tokens]
         if not chosen:
             return None
         device = self._runner.device
@@ -434,7 +455,7 @@ class Engine:
                 except CapacityError as error:
                     self.abort(request, without_frames(error))
                     continue
-                sample.add_logprobs(*self._token_entry(logprobs, row, token_id, wanted))
+                sample.add_logprobs(*logprobs.entry(row, token_id, wanted, self._token_text))
             if sample.finish_reason is not None:
                 self._scheduler.remove(sample)
                 self._rows_changed = True
@@ -446,33 +467,20 @@ class Engine:
         """Entries of a position: the token itself and the `wanted` most probable ones (-1: all)."""
         return self._runner.vocab_size if wanted == -1 else wanted + 1
 
-    def _token_entry(self, logprobs: HostLogprobs, row: int, token_id: int, wanted: int) -> tuple[float, Logprobs]:
-        """One position's log-probabilities: the token itself, then the `wanted` most probable ones (-1: all)."""
-        text = self._token_text
-        own = logprobs.sampled[row]
-        entries: Logprobs = {token_id: Logprob(own, logprobs.rank[row], text(token_id))}
-        count = len(logprobs.top_ids[row]) if wanted == -1 else wanted
-        rank, before = 0, None
-        for place, (other, value) in enumerate(zip(logprobs.top_ids[row][:count], logprobs.top[row], strict=False)):
-            if value != before:  # equals share a rank
-                rank, before = place + 1, value
-            if other not in entries:
-                entries[other] = Logprob(value, rank, text(other))
-        return own, entries
-
-    def _find_logprobs(
-        self, found: list[Logprobs | None], logits: Tensor, prompt: Sequence[int], first: int, wanted: int
-    ) -> None:
-        """Log-probabilities of the prompt tokens that follow some of its tokens, `first` and on, given those before
-        them. logits: float32 [some, vocab]."""
-        following = prompt[first + 1 : first + 1 + len(logits)]
+    def _find_logprobs(self, prompt: Prompt, wanted: int, first: int, logits: Tensor) -> None:
+        """Log-probabilities of the tokens that follow some of a pass, `first` and on, given all before them. logits:
+        float32 [some, vocab]."""
+        begin = prompt.done + first + 1
+        following = prompt.tokens[begin : begin + len(logits)]
+        del prompt.logprobs[begin:]  # of a pass that was begun and failed
         if not following:
             return
         tokens = torch.tensor(following, dtype=torch.int64).to(logits.device)
         k = logits.shape[1] if wanted == -1 else wanted
-        logprobs = HostLogprobs(token_logprobs(logits[: len(following)], tokens, k))
-        for row, token_id in enumerate(following):
-            found[first + 1 + row] = self._token_entry(logprobs, row, token_id, wanted)[1]
+        found = HostLogprobs(token_logprobs(logits[: len(following)], tokens, k))
+        prompt.logprobs += [
+            found.entry(row, token_id, wanted, self._token_text)[1] for row, token_id in enumerate(following)
+        ]
 
 
 def _no_text(token_id: int) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError
+from onewave.engine.output import Logprob, Logprobs
 from onewave.memory.host import available_bytes
 from onewave.ops.sampling import TokenLogprobs
 
@@ -33,6 +35,20 @@ class HostLogprobs:
         self.rank: list[int] = to_list(logprobs.rank)
         self.top: list[list[float]] = to_list(logprobs.top)
         self.top_ids: list[list[int]] = to_list(logprobs.top_ids)
+
+    def entry(self, row: int, token_id: int, wanted: int, text: Callable[[int], str]) -> tuple[float, Logprobs]:
+        """One position's log-probabilities: the token itself, then the `wanted` most probable ones (-1: all). text: of
+        a token."""
+        own = self.sampled[row]
+        entries: Logprobs = {token_id: Logprob(own, self.rank[row], text(token_id))}
+        count = len(self.top_ids[row]) if wanted == -1 else wanted
+        rank, before = 0, None
+        for place, (other, value) in enumerate(zip(self.top_ids[row][:count], self.top[row], strict=False)):
+            if value != before:  # equals share a rank
+                rank, before = place + 1, value
+            if other not in entries:
+                entries[other] = Logprob(value, rank, text(other))
+        return own, entries
 
 
 def to_list(tensor: Tensor) -> list[Any]:

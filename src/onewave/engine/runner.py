@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError
+from onewave.engine.prompt_pass import LARGEST_BUCKET, MAX_SEQUENCES, PromptChunk, PromptPasses
+from onewave.engine.prompt_queue import PassLimits
 from onewave.gpu.scratch import recording_stream
-from onewave.memory.kv_cache import StaticKVCache
+from onewave.memory.kv_cache import KV_PAGE, StaticKVCache
 from onewave.memory.shortage import is_out_of_memory
 from onewave.models.batch import Batch, StepRows
 from onewave.models.llama import Llama
@@ -19,7 +21,7 @@ from onewave.models.llama import Llama
 if TYPE_CHECKING:
     from onewave.engine.wave_decode import WaveDecoder
 
-_SMALLEST_CAPACITY = 256
+_SMALLEST_CAPACITY = KV_PAGE
 # Up to this many rows a decode step costs what its weights cost to read, however many rows are real.
 _FREE_ROWS = 64
 
@@ -51,6 +53,7 @@ class ModelRunner:
         *,
         max_num_seqs: int,
         max_model_len: int,
+        max_num_batched_tokens: int = LARGEST_BUCKET,
         decode: str = "graph",
         wave: WaveDecoder | None = None,
     ):
@@ -61,6 +64,13 @@ class ModelRunner:
         self._on_cuda = self.device.type == "cuda"
         self.run_ahead = 1 if self._on_cuda else 0
         self._use_graphs = self._on_cuda and decode == "graph"
+        self._prompt_graphs = self._on_cuda and decode != "eager"
+        # A pass of several prompts must not change what each would give alone, as PyTorch's 16-bit products would.
+        packs = model.packs_prompts if self._on_cuda else model.dtype is torch.float32
+        self.limits = PassLimits(
+            max_tokens=max_num_batched_tokens, max_prompts=MAX_SEQUENCES if packs else 1,
+            whole=not packs or model.rotary.varies,
+        )  # fmt: skip
         self._wave = wave
         # Where the matrices lie that the wave reads, if not as plain ones.
         self.stream = None if wave is None else wave.stream
@@ -70,6 +80,7 @@ class ModelRunner:
         # Rows that only fill a graph up to its size write here.
         self._spare_slot = max_num_seqs
         self._kv: StaticKVCache | None = None
+        self._passes: PromptPasses | None = None
         # What the wave was bound to last.
         self._wave_kv: StaticKVCache | None = None
 
@@ -91,11 +102,13 @@ class ModelRunner:
         self._graphs.clear()
         self._bound = None
         self._kv = grown
+        self._passes = PromptPasses(self.model, grown, spare_slot=self._spare_slot, use_graphs=self._prompt_graphs)
         self._bind_wave()
 
     def _larger_cache(self, num_tokens: int) -> StaticKVCache:
         blocks = -(-num_tokens // _SMALLEST_CAPACITY) * _SMALLEST_CAPACITY
-        wanted, needed = (min(self.max_model_len, size) for size in (_power_of_two(blocks), blocks))
+        longest = -(-self.max_model_len // KV_PAGE) * KV_PAGE
+        wanted, needed = (min(longest, size) for size in (_power_of_two(blocks), blocks))
         capacity = wanted
         while True:
             try:
@@ -114,30 +127,37 @@ class ModelRunner:
             self._wave_kv = self._kv
 
     @torch.inference_mode()
-    def prefill(
-        self, slot: int, token_ids: Sequence[int], *, each: Callable[[int, Tensor], object] | None = None
-    ) -> Tensor:
-        """Run a whole prompt into an empty slot.
+    def prefill(self, chunks: Sequence[PromptChunk], *, each: Callable[[int, Tensor], object] | None = None) -> Tensor:
+        """Run chunks of prompts; what comes before each lies in its slot already.
 
-        Returns float32 logits [1, vocab] of the last token. each: see Llama.forward; where memory is freed meanwhile it
-        is called from the first token again. Raises CapacityError.
+        Returns float32 logits [chunks, vocab] of each one's last token, valid until the next call. each: of one chunk
+        alone, see Llama.forward; where memory is freed meanwhile it is called from the first token again.
+        Raises CapacityError.
         """
-        self.reserve(len(token_ids))
+        self.reserve(max(chunk.end for chunk in chunks))
         assert self._kv is not None
-        batch = Batch.prefill([(slot, token_ids, 0)], self.device)
         try:
+            if self.model.packs_prompts and self.model.prefill_backend == "auto":
+                assert self._passes is not None
+                return self._passes.run(chunks, each=each)
+            batch = Batch.prefill([(chunk.slot, chunk.token_ids, chunk.start) for chunk in chunks], self.device)
             return self.model.forward(batch, self._kv, each=each)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             if self._wave is None or not self._wave.release():
                 raise CapacityError(
-                    f"a prompt of {len(token_ids)} tokens",
+                    f"a prompt of {max(chunk.end for chunk in chunks)} tokens",
                     got=f"does not fit beside the model on {self.device}",
-                    next="Shorten it, or lower max_model_len or max_num_seqs.",
+                    next="Shorten it, or lower max_model_len, max_num_seqs or max_num_batched_tokens.",
                 ) from error
-        # Its entries are only written again.
-        return self.prefill(slot, token_ids, each=each)
+        # Their entries are only written again.
+        return self.prefill(chunks, each=each)
+
+    def copy_prompt(self, source: int, target: int, num_tokens: int) -> None:
+        """Have a slot hold the first tokens of another one, too."""
+        assert self._kv is not None
+        self._kv.copy_slot(source, target, num_tokens)
 
     @torch.inference_mode()
     def decode(self, rows: StepRows) -> Tensor:

@@ -19,8 +19,27 @@ _RAGGED_END, RAGGED_ANY = 1 << 30, 0x7FFF0000
 
 
 @lru_cache(maxsize=16)
-def _layout(rank: int, bits: int) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=rank)
+def _layout(rank: int, bits: int, swizzle: int = 128) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=rank)
+
+
+def describe_matrix(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Descriptor of [rows, columns] of 2 bytes, in boxes of rows x columns; zeros beyond its bounds.
+
+    The caller has checked that the tensor and its rows begin at multiples of 16 bytes. columns: 32 or 64.
+    """
+    described = copy(_described_matrix(tensor.shape, tensor.stride(0), tensor.dtype, rows, columns))
+    described.base = tensor
+    return described
+
+
+@lru_cache(maxsize=1024)
+def _described_matrix(
+    sizes: tuple[int, ...], step: int, dtype: torch.dtype, rows: int, columns: int
+) -> TensorDescriptor:
+    """As _described, of a matrix."""
+    layout = _layout(2, 16, 2 * columns)
+    return TensorDescriptor(torch.empty(1, dtype=dtype, device="cpu"), list(sizes), [step, 1], [rows, columns], layout)
 
 
 def describe(tensor: Tensor, rows: int, columns: int, packed: bool = False) -> TensorDescriptor:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError
 from onewave.memory.shortage import is_out_of_memory
+
+KV_PAGE = 256
+"""Keys of a page, as which packed prompts read a static cache; its capacity is a multiple."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,27 @@ class StaticKVCache:
         """Take over the tokens of a smaller cache of the same layers and slots."""
         self.k[:, :, :, : other.capacity].copy_(other.k)
         self.v[:, :, :, : other.capacity].copy_(other.v)
+
+    def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy a slot's first tokens to another one, of every layer."""
+        for cache in (self.k, self.v):
+            cache[:, target, :, :num_tokens].copy_(cache[:, source, :, :num_tokens])
+
+    def pages(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return (k, v) of one layer as pages [pages, KV_PAGE, kv_heads, head_dim], views; see page_table."""
+        num_slots, heads, capacity, head_dim = self.k.shape[1:]
+        size = num_slots * heads * capacity // KV_PAGE - (heads - 1) * capacity // KV_PAGE, KV_PAGE, heads, head_dim
+        strides = KV_PAGE * head_dim, head_dim, capacity * head_dim, 1
+        k, v = (cache[index].as_strided(size, strides) for cache in (self.k, self.v))
+        return k, v
+
+    @cached_property
+    def page_table(self) -> Tensor:
+        """The pages of each slot, int32 [slots, capacity / KV_PAGE]."""
+        num_slots, heads, capacity = self.k.shape[1:4]
+        pages = capacity // KV_PAGE
+        first = torch.arange(num_slots, dtype=torch.int32, device=self.k.device)[:, None] * (heads * pages)
+        return first + torch.arange(pages, dtype=torch.int32, device=self.k.device)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Return (k, v) of one layer, each [slots, kv_heads, capacity, head_dim]."""

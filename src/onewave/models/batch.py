@@ -31,6 +31,39 @@ class StepRows(NamedTuple):
         return [StepRows(*(part[row : row + 1] for part in self)) for row in range(self.num_rows)]
 
 
+class PromptRows(NamedTuple):
+    """Tokens of a packed prompt pass, on the model's device; nothing about them is known on the host.
+
+    token_ids, positions, slots: int64 [tokens]. Token i is written to the cache at [slots[i], :, positions[i]]; tokens
+    beyond the last sequence only fill the pass up, and go to a spare slot.
+    sequences, last: int64 [sequences], each sequence's slot, and its last token in this pass.
+    starts_q, starts_k: int32 [sequences + 1], where each sequence's tokens begin, and its keys, those in the cache and
+    those of this pass, as if all lay one after another. A sequence that only fills the pass up has neither.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    sequences: Tensor
+    last: Tensor
+    starts_q: Tensor
+    starts_k: Tensor
+
+    @classmethod
+    def of_words(cls, words: Tensor, num_tokens: int, num_sequences: int) -> PromptRows:
+        """The rows in int64 words, `num_words` of them."""
+        token_ids, positions, slots = words[: 3 * num_tokens].view(3, num_tokens)
+        rest = words[3 * num_tokens :]
+        sequences, last = rest[: 2 * num_sequences].view(2, num_sequences)
+        starts = rest[2 * num_sequences :].view(torch.int32).view(2, num_sequences + 1)
+        return cls(token_ids, positions, slots, sequences, last, starts[0], starts[1])
+
+    @staticmethod
+    def num_words(num_tokens: int, num_sequences: int) -> int:
+        """Words that hold so many tokens and sequences."""
+        return 3 * num_tokens + 3 * num_sequences + 1
+
+
 class Phase(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
@@ -55,7 +88,8 @@ class Batch:
 
     token_ids, positions, slots: [tokens] int64 on the model's device; token i is written to the cache at
     [slots[i], :, positions[i]]. chunks: the sequences of a prefill in packing order; empty when decoding, where every
-    row is one token and nothing about the batch is known on the host.
+    row is one token and nothing about the batch is known on the host. rows: those of a packed prompt pass, which has no
+    chunks either.
     """
 
     phase: Phase
@@ -63,6 +97,12 @@ class Batch:
     positions: Tensor
     slots: Tensor
     chunks: tuple[Chunk, ...] = ()
+    rows: PromptRows | None = None
+
+    @classmethod
+    def packed(cls, rows: PromptRows) -> Batch:
+        """A packed prompt pass."""
+        return cls(Phase.PREFILL, rows.token_ids, rows.positions, rows.slots, rows=rows)
 
     @classmethod
     def prefill(cls, sequences: Sequence[tuple[int, Sequence[int], int]], device: torch.device) -> Batch:

@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from onewave.memory.kv_cache import StaticKVCache
+from onewave.base.device import device_of
+from onewave.memory.kv_cache import KV_PAGE, StaticKVCache
 from onewave.models.batch import Batch, Phase
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.rope import RotaryTable
 from onewave.ops.append_kv import append_kv
-from onewave.ops.attention import attention
+from onewave.ops.attention import attention, attention_varlen
+from onewave.ops.attention.choose import reads_pages
 from onewave.ops.decode_attention import decode_attention
 from onewave.ops.embedding import embedding
-from onewave.ops.linear import LinearWeight, linear
+from onewave.ops.linear import LinearWeight, linear, linear_swiglu
 from onewave.ops.rms_norm import add_rms_norm, rms_norm
 from onewave.ops.swiglu import swiglu
 
@@ -80,6 +82,13 @@ class Llama:
         self.config, self.weights, self.max_model_len = config, weights, max_model_len
         self.device, self.dtype = weights.norm.device, weights.norm.dtype
         self.rotary = RotaryTable(config, max_model_len, self.device)
+        # Whether prompts run packed, their lengths known to the device alone: where attention reads the cache in place.
+        # With dynamic NTK a prompt's angles depend on its length.
+        self.packs_prompts = (
+            self.device.type == "cuda"
+            and not self.rotary.varies
+            and reads_pages(device_of(self.device), self.dtype, config.head_dim, KV_PAGE)
+        )
         # A GPU's kernels begin at 16; PyTorch's attention takes the small heads of test models.
         self.prefill_backend = "auto" if self.device.type == "cpu" or config.head_dim >= 16 else "torch"
 
@@ -107,6 +116,7 @@ class Llama:
         config, weights = self.config, self.weights
         rotary = self._rotary_rows(batch, kv.capacity)
         seq_lens = batch.positions + 1
+        pages = None if batch.rows is None else kv.page_table[batch.rows.sequences]
         # Residual stream and the output of the block before it; each norm adds the two. The stream stays float32:
         # rounding it twice a layer would be the largest avoidable error of a 16-bit model (test_parity.py).
         residual = embedding(batch.token_ids, weights.embedding).float()
@@ -127,15 +137,26 @@ class Llama:
                 k_norm=layer.k_norm,
                 eps=config.rms_norm_eps,
             )
-            attended = self._attend(batch, seq_lens, queries, k_cache, v_cache, config.layer_windows[index])
+            window = config.layer_windows[index]
+            if pages is None:
+                attended = self._attend(batch, seq_lens, queries, k_cache, v_cache, window)
+            else:
+                attended = self._attend_packed(batch, pages, queries, *kv.pages(index), window)
             update = _product(attended, layer.o, layer.o_bias)
             normed, residual = self._norm(update, residual, layer.post_norm)
-            gated = swiglu(_product(normed, layer.gate_up, layer.gate_up_bias))
+            if isinstance(layer.gate_up, LinearWeight):
+                gated = linear_swiglu(normed, layer.gate_up, layer.gate_up_bias)
+            else:
+                gated = swiglu(_product(normed, layer.gate_up, layer.gate_up_bias))
             update = _product(gated, layer.down, layer.down_bias)
         if batch.phase is not Phase.PREFILL:
             return self._logits(update, residual)
-        ends = [end - 1 for end in accumulate(chunk.length for chunk in batch.chunks)]
-        last = torch.tensor(ends, device=self.device)
+        ends: list[int] = []  # of a packed pass: every product gives a row the same bits
+        if batch.rows is not None:
+            last = batch.rows.last
+        else:
+            ends = [end - 1 for end in accumulate(chunk.length for chunk in batch.chunks)]
+            last = torch.tensor(ends, device=self.device)
         own = self._logits(None if update is None else update[last], residual[last])
         for first in range(0, len(residual) if each is not None else 0, _ROWS_OF_LOGITS):
             some = slice(first, first + _ROWS_OF_LOGITS)
@@ -161,10 +182,24 @@ class Llama:
 
     def _rotary_rows(self, batch: Batch, capacity: int) -> Tensor:
         """Cosines and sines of every token, float32 [tokens, rotary_dim]. capacity: positions that the cache holds."""
-        if batch.phase is Phase.DECODE:
+        if batch.phase is Phase.DECODE or batch.rows is not None:
             return self.rotary.rows(capacity)[batch.positions]
         rows = [self.rotary.prefill(chunk.start, chunk.end) for chunk in batch.chunks]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def _attend_packed(
+        self, batch: Batch, pages: Tensor, q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int | None
+    ) -> Tensor:
+        """Attention of each packed sequence over its own cache row; [tokens, heads * head_dim]."""
+        rows = batch.rows
+        assert rows is not None
+        longest = pages.shape[1] * KV_PAGE
+        attended = attention_varlen(
+            q, k_pages, v_pages, rows.starts_q, rows.starts_k, len(q), longest,
+            causal=True, window=window, block_table=pages,
+        )  # fmt: skip
+        assert isinstance(attended, Tensor)  # no LSE was asked for
+        return attended.flatten(1)
 
     def _attend(
         self, batch: Batch, seq_lens: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, window: int | None

@@ -51,7 +51,7 @@ class RotaryTable:
 
     def __init__(self, config: ModelConfig, max_len: int, device: torch.device):
         self._config, self._max_len, self._device = config, max_len, device
-        self._varies = config.rope.kind == "dynamic" and max_len > config.max_position
+        self.varies = config.rope.kind == "dynamic" and max_len > config.max_position
         self._made = torch.empty(0, config.rope.rotary_dim, device=device)
 
     def rows(self, length: int) -> Tensor:
@@ -70,7 +70,7 @@ class RotaryTable:
 
         With dynamic NTK all of them are for a sequence of `end` tokens, as transformers rotates a chunk.
         """
-        if not self._varies or end <= self._config.max_position:
+        if not self.varies or end <= self._config.max_position:
             return self.rows(end)[start:end]
         return _cos_sin(*self._angles(start, end, seq_len=end))
 
@@ -81,8 +81,8 @@ class RotaryTable:
         try:
             if room is not None and needed > room:
                 raise MemoryError
-            angles, scaling = self._angles(start, end, seq_len=min(end, context) if self._varies else end)
-            if self._varies and end > context:
+            angles, scaling = self._angles(start, end, seq_len=min(end, context) if self.varies else end)
+            if self.varies and end > context:
                 first = max(start, context)
                 frequencies = _inv_freq_by_position(self._config.rope, first, end, context)
                 angles[first - start :] = (torch.arange(first, end).float()[:, None] * frequencies).to(self._device)

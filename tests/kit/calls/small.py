@@ -70,9 +70,17 @@ def block(
         ffn(x, up, down, w_gate=gate, activation=activation, backend=backend)
 
 
-def _row(rows: int = 1) -> None:
+def project(
+    rows: int, width: int, cols: int, *, dtype: torch.dtype = torch.bfloat16, bias: bool = False, wide: bool = False
+) -> None:
+    """A projection of several rows. wide: whose result is float32."""
+    added = empty(width, dtype=dtype) if bias else None
+    linear(empty(rows, cols, dtype=dtype), empty(width, cols, dtype=dtype), added, torch.float32 if wide else None)
+
+
+def _row(rows: int = 1, cols: int = 2048) -> None:
     """A projection whose result is float32, with a bias."""
-    linear(empty(rows, 2048), empty(8192, 2048), empty(8192), torch.float32)
+    linear(empty(rows, cols), empty(8192, cols), empty(8192), torch.float32)
 
 
 # Each for a device that lets a kernel begin beside the one before, and for one that does not.
@@ -82,10 +90,28 @@ _EARLY: dict[str, Callable[[], object]] = {
     "swiglu": lambda: swiglu(empty(4, 16384)),
     "append_kv int8 bias norms pages scales": partial(append, everything=True),
     "linear 1 row": _row,
-    "linear 16 rows": partial(_row, 16),
+    # Rows that TMA can't address.
+    "linear 16 rows": partial(_row, 16, 2052),
 }
 DEPENDENT = {
     f"{name} sm_{sm}": Call(make, (sm // 10, sm % 10)) for (name, make), sm in product(_EARLY.items(), (80, 90))
+}
+_PRODUCTS = {
+    "8 rows": (8, 4096, 4096),
+    "64 rows wide": (64, 28672, 4096),
+    "128 rows": (128, 4096, 14336),
+    "512 rows": (512, 6144, 4096),
+    "8192 rows": (8192, 4096, 4096),
+}
+PRODUCT = {
+    f"linear {name}{' bias' if bias else ''}{' float32' if wide else ''}": Call(
+        partial(project, *sizes, dtype=dtype, bias=bias, wide=wide)
+    )
+    for (name, sizes), (dtype, bias, wide) in [
+        *product(_PRODUCTS.items(), [(torch.bfloat16, False, False)]),
+        (("512 rows", _PRODUCTS["512 rows"]), (torch.float16, True, False)),
+        (("128 rows", _PRODUCTS["128 rows"]), (torch.bfloat16, True, True)),
+    ]
 }
 CHAIN = {
     f"ffn chain {name}": Call(make)
@@ -107,4 +133,5 @@ SMALL = {
     "stream_read": Call(lambda: stream_read(empty(1 << 20, dtype=torch.int32))),
     **DEPENDENT,
     **CHAIN,
+    **PRODUCT,
 }

@@ -12,6 +12,8 @@ from torch import Tensor
 from onewave.base.errors import WaveStalled
 from onewave.engine.engine import Engine
 from onewave.engine.params import SamplingParams
+from onewave.engine.prompt_pass import PromptChunk
+from onewave.engine.prompt_queue import PassLimits
 from onewave.models.batch import StepRows
 from onewave.ops.sampling import reference, uniforms
 
@@ -38,13 +40,20 @@ def hash_logits(sequence: Sequence[int]) -> np.ndarray:
     return (rng.standard_normal(VOCAB) * 2).astype(np.float32)
 
 
+LIMITS = PassLimits(max_tokens=64, max_prompts=4)
+
+
 class FakeRunner:
     """Keeps, per slot, the tokens a real cache would hold, and fails on any use that a real cache would not survive."""
 
-    def __init__(self, *, max_num_seqs: int = 4, max_model_len: int = 64, run_ahead: int = 0) -> None:
+    def __init__(
+        self, *, max_num_seqs: int = 4, max_model_len: int = 64, run_ahead: int = 0, limits: PassLimits = LIMITS
+    ) -> None:
         self.device = torch.device("cpu")
         self.vocab_size = VOCAB
         self.max_num_seqs, self.max_model_len, self.run_ahead = max_num_seqs, max_model_len, run_ahead
+        self.limits = limits
+        self.passes: list[list[tuple[int, int, int]]] = []
         self.stalls_at = -1
         self.cache: dict[int, list[int]] = {}
         self.reserved = 0
@@ -56,17 +65,27 @@ class FakeRunner:
         assert num_tokens <= self.max_model_len
         self.reserved = max(self.reserved, num_tokens)
 
-    def prefill(
-        self, slot: int, token_ids: Sequence[int], *, each: Callable[[int, Tensor], object] | None = None
-    ) -> Tensor:
-        assert 0 <= slot < self.max_num_seqs
-        assert 0 < len(token_ids) <= self.reserved
-        self.cache[slot] = list(token_ids)
-        logits = torch.from_numpy(np.stack([hash_logits(token_ids[: end + 1]) for end in range(len(token_ids))]))
-        for first in range(0, len(token_ids) if each is not None else 0, 7):
-            assert each is not None
-            each(first, logits[first : first + 7])
-        return logits[-1:]
+    def prefill(self, chunks: Sequence[PromptChunk], *, each: Callable[[int, Tensor], object] | None = None) -> Tensor:
+        assert 0 < len(chunks) <= self.limits.max_prompts
+        assert len(chunks) == 1 or each is None
+        ends: list[np.ndarray] = []
+        for chunk in chunks:
+            assert 0 <= chunk.slot < self.max_num_seqs
+            assert 0 < chunk.end <= self.reserved
+            before = self.cache[chunk.slot][: chunk.start] if chunk.start else []
+            assert len(before) == chunk.start
+            self.cache[chunk.slot] = sequence = [*before, *chunk.token_ids]
+            rows = np.stack([hash_logits(sequence[: end + 1]) for end in range(chunk.start, chunk.end)])
+            for first in range(0, len(rows) if each is not None else 0, 7):
+                assert each is not None
+                each(first, torch.from_numpy(rows[first : first + 7]))
+            ends.append(rows[-1])
+        self.passes.append([(chunk.slot, chunk.start, chunk.end) for chunk in chunks])
+        return torch.from_numpy(np.stack(ends))
+
+    def copy_prompt(self, source: int, target: int, num_tokens: int) -> None:
+        assert len(self.cache[source]) >= num_tokens
+        self.cache[target] = self.cache[source][:num_tokens]
 
     def check(self) -> None:
         if 0 <= self.stalls_at <= len(self.batch_sizes):

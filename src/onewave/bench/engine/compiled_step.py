@@ -51,9 +51,11 @@ def compiled_step(
         )
         return attended.flatten(1)
 
+    table = model.rotary.rows(kv.capacity)
+
     def step(tokens: Tensor, positions: Tensor) -> Tensor:
         x = F.embedding(tokens, embedding)
-        angles = model.rotary.rows(kv.capacity)[positions]
+        angles = table[positions]
         for index, (layer, qkv, o, gate_up, down) in enumerate(layers):
             projected = F.linear(F.rms_norm(x, norm_size, layer.input_norm, eps), qkv, layer.qkv_bias)
             x = x + F.linear(attend(projected, layer, index, angles, positions), o, layer.o_bias)

@@ -1,8 +1,9 @@
-"""append_kv in Triton: one program a (token, head).
+"""append_kv in Triton: one program a (block of TOKENS tokens, head).
 
 Heads are numbered as they lie in qkv: queries, keys, values. A program holds one head in registers; each element's
-rotary partner is loaded a second time from L1 instead of being shuffled across threads. Roofline: the bytes of qkv,
-read once, and of q, k and v, written once.
+rotary partner is loaded a second time from L1 instead of being shuffled across threads. Blocks of several tokens serve
+prompts; a head's norm sums over its elements in an order that the block's layout decides, so with norms a block is one
+token, and a token's bits depend on it alone. Roofline: the bytes of qkv, read once, and of q, k and v, written once.
 
 constexpr    meaning [unit] (allowed values)
 HAS_..       whether there is a bias, scales of k and of v (False, True)
@@ -13,7 +14,8 @@ KIND         how a number becomes the cache's (0: as it is, 1: int8, 2: float8_e
 CHUNK        elements of a key that lie together (head_dim, or the packed layout's x)
 BLOCK        head_dim, padded to a power of two
 PDL          whether launches overlap (programmatic dependent launch; False, True)
-AXIS         the grid's axis of tokens (gpu/grid.py)
+AXIS         the grid's axis of blocks of tokens (gpu/grid.py)
+TOKENS       tokens of a program (1 with a norm, powers of two)
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def _head(qkv_ptr, bias_ptr, norm_ptr, index, eps, head_dim, inside, HAS_BIAS: t
         x = (x.to(tl.float32) + tl.load(bias_ptr + index, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
     value = x.to(tl.float32)
     if NORM:
-        unit = (value * tl.rsqrt(tl.sum(value * value, axis=0) / head_dim + eps)).to(x.dtype).to(tl.float32)
+        unit = (value * tl.rsqrt(tl.sum(value * value, axis=1)[:, None] / head_dim + eps)).to(x.dtype).to(tl.float32)
         value = (unit * tl.load(norm_ptr + index, mask=inside, other=0.0).to(tl.float32)).to(x.dtype).to(tl.float32)
     return value
 
@@ -63,26 +65,28 @@ def _stored(value, scale_ptr, head, HAS_SCALE: tl.constexpr, KIND: tl.constexpr)
 def append_kv_kernel(
     qkv_ptr, bias_ptr, q_norm_ptr, k_norm_ptr, rotary_ptr, q_ptr, k_ptr, v_ptr, slots_ptr, positions_ptr, table_ptr,
     k_scale_ptr, v_scale_ptr, stride_k_block, stride_k_head, stride_k_key, stride_k_chunk, stride_v_block,
-    stride_v_head, stride_v_key, stride_table, block_size, num_heads, num_kv_heads, head_dim, half, eps,
+    stride_v_head, stride_v_key, stride_table, block_size, num_tokens, num_heads, num_kv_heads, head_dim, half, eps,
     HAS_BIAS: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, INTERLEAVED: tl.constexpr, PAGED: tl.constexpr,
     HAS_K_SCALE: tl.constexpr, HAS_V_SCALE: tl.constexpr, KIND: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr, AXIS: tl.constexpr,
+    PDL: tl.constexpr, AXIS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """half: 0 without rotation."""
     after_last(PDL)
-    token, head = tl.program_id(AXIS).to(tl.int64), tl.program_id(1 - AXIS)
+    head = tl.program_id(1 - AXIS)
+    token = tl.program_id(AXIS).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
     width = (num_heads + 2 * num_kv_heads) * head_dim
-    column = tl.arange(0, BLOCK)
-    inside = column < head_dim
+    column = tl.arange(0, BLOCK)[None, :]
+    real = token < num_tokens
+    inside = (column < head_dim) & real
     source, bias = qkv_ptr + token * width + head * head_dim, bias_ptr + head * head_dim
-    position = tl.load(positions_ptr + token).to(tl.int64)
-    written = inside & (position >= 0)
-    position = tl.maximum(position, 0)
-    block = tl.load(slots_ptr + token).to(tl.int64)
+    stored = tl.load(positions_ptr + token, mask=real, other=-1).to(tl.int64)
+    written = inside & (stored >= 0)
+    position = tl.maximum(stored, 0)
+    block = tl.load(slots_ptr + token, mask=real, other=0).to(tl.int64)
     if PAGED:
         # A token that is not stored may have no row in the table either.
         at = table_ptr + block * stride_table + position // block_size
-        block = tl.load(at, mask=tl.load(positions_ptr + token) >= 0, other=0).to(tl.int64)
+        block = tl.load(at, mask=stored >= 0, other=0).to(tl.int64)
         position = position % block_size
     if head >= num_heads + num_kv_heads:
         value = _head(source, bias, bias, column, eps, head_dim, inside, HAS_BIAS, False)
@@ -92,7 +96,7 @@ def append_kv_kernel(
         tl.store(target + column, value.to(v_ptr.dtype.element_ty), mask=written)
     else:
         # The element half a rotation away; elements past the rotary part are their own partner and do not turn.
-        turns = column < 2 * half
+        turns = (column < 2 * half) & real
         if INTERLEAVED:
             first = column % 2 == 0
             partner = tl.where(turns, column ^ 1, column)
@@ -140,16 +144,16 @@ def run(call: AppendCall, choice: AppendChoice) -> Tensor:
         return qkv if tensor is None else tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
     table = given(block_table)
-    grid, axis = grid_of(choice.num_tokens, choice.num_heads)
+    grid, axis = grid_of(-(-tokens // choice.block_tokens), choice.num_heads)
     launch_kernel(append_kv_kernel, grid,
         qkv.contiguous(), given(bias), given(q_norm), given(k_norm), angles, q, k_cache, v_cache,
         slots.contiguous(), positions.contiguous(), table, given(k_scale), given(v_scale),
         k_cache.stride(0), k_cache.stride(1), k_cache.stride(3 if packed else 2),
         k_cache.stride(2) if packed else 0, *v_cache.stride()[:3], 0 if block_table is None else table.stride(0),
-        block_size, num_heads, num_kv_heads, head_dim, 0 if rotary is None else rotary.shape[1] // 2, eps,
+        block_size, tokens, num_heads, num_kv_heads, head_dim, 0 if rotary is None else rotary.shape[1] // 2, eps,
         HAS_BIAS=bias is not None, Q_NORM=q_norm is not None, K_NORM=k_norm is not None, INTERLEAVED=interleaved,
         PAGED=block_table is not None, HAS_K_SCALE=k_scale is not None, HAS_V_SCALE=v_scale is not None, KIND=kind,
-        CHUNK=k_cache.shape[-1], BLOCK=triton.next_power_of_2(head_dim), AXIS=axis, num_warps=1,
-        **dependent_launch(q),
+        CHUNK=k_cache.shape[-1], BLOCK=triton.next_power_of_2(head_dim), AXIS=axis,
+        TOKENS=choice.block_tokens, num_warps=1 if choice.block_tokens == 1 else 4, **dependent_launch(q),
     )  # fmt: skip
     return q

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onewave.base.device import Device
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.call import AttentionCall, Extras, Packed
 from onewave.ops.attention.checks import check, check_ranks, packing
@@ -159,6 +160,14 @@ def _of_pages(facts: Facts, copied: Facts) -> AttentionChoice:
         return choice
     why = because("pages of {} keys are copied first", facts.page_size)
     return replace(choice, copies_pages=True, reasons=(*choice.reasons, why))
+
+
+@lru_cache(maxsize=64)
+def reads_pages(device: Device, dtype: torch.dtype, head_dim: int, page_size: int) -> bool:
+    """Whether causal attention of packed sequences reads pages of keys where they lie, without a copy."""
+    shapes = ((1, 1, head_dim), (page_size, 1, head_dim))
+    asked = Asked("attention_varlen", shapes, device, dtype, {"causal": True, "page_size": page_size})
+    return not choose(describe(asked)).copies_pages
 
 
 def describe(asked: Asked) -> AttentionCall:

@@ -10,6 +10,7 @@ from onewave.ops.backends import load
 from onewave.ops.library import check_tensors, is_watched, outside_autocast, refuse_grad, register
 from onewave.ops.linear.choose import LinearCall, choose
 from onewave.ops.linear.packed import PackedWeight
+from onewave.ops.swiglu import swiglu
 
 LinearWeight = Tensor | PackedWeight
 
@@ -21,9 +22,30 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
 
     x: [tokens, cols] bf16|fp16|fp32|fp64. weight: [rows, cols], a tensor of x's dtype or, for float32 on the CPU, a
     PackedWeight. bias: [rows]. Returns [tokens, rows] in out_dtype (x's dtype by default). Accumulates in float32
-    (float64 in float64). On packed weights a token's result does not depend on the tokens beside it; on CUDA it may
-    change with their number, never with their values. Raises ShapeError, UnsupportedError.
+    (float64 in float64). On packed weights, and of several tokens on Hopper, a token's result does not depend on the
+    tokens beside it; elsewhere on CUDA it may change with their number, never with their values.
+    Raises ShapeError, UnsupportedError.
     """
+    _check(x, weight, bias, out_dtype)
+    if isinstance(weight, PackedWeight):
+        if x.dtype is not torch.float32 or not x.is_cpu:
+            raise UnsupportedError(
+                "linear with packed weights: x", got=f"{x.dtype} on {x.device}", allowed="float32 on cpu"
+            )
+        if bias is not None and not (bias.is_cpu and bias.is_floating_point()):
+            got = f"{bias.dtype} on {bias.device}"
+            raise UnsupportedError("linear with packed weights: bias", got=got, allowed="a float dtype on cpu")
+        refuse_grad("linear with packed weights", x, bias)
+        out: Tensor = load("linear", "numba_impl").linear(x, weight)
+        if bias is not None:
+            out += bias
+        return out if out_dtype is None else out.to(out_dtype)
+    if is_watched(x, weight, bias):
+        return torch.ops.onewave.linear(x, weight, bias, out_dtype)
+    return _dense(x, weight, bias, out_dtype)
+
+
+def _check(x: Tensor, weight: LinearWeight, bias: Tensor | None, out_dtype: torch.dtype | None) -> None:
     packed = isinstance(weight, PackedWeight)
     if packed:
         check_tensors("linear", x=x)
@@ -40,26 +62,26 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtyp
     if out_dtype is not None and not (isinstance(out_dtype, torch.dtype) and out_dtype.is_floating_point):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
         raise UnsupportedError("linear: out_dtype", got=shown(out_dtype), allowed="a float dtype, or None")
     if packed:
-        if x.dtype is not torch.float32 or not x.is_cpu:
-            raise UnsupportedError(
-                "linear with packed weights: x", got=f"{x.dtype} on {x.device}", allowed="float32 on cpu"
-            )
-        if bias is not None and not (bias.is_cpu and bias.is_floating_point()):
-            got = f"{bias.dtype} on {bias.device}"
-            raise UnsupportedError("linear with packed weights: bias", got=got, allowed="a float dtype on cpu")
-        refuse_grad("linear with packed weights", x, bias)
-        out: Tensor = load("linear", "numba_impl").linear(x, weight)
-        if bias is not None:
-            out += bias
-        return out if out_dtype is None else out.to(out_dtype)
+        return
     if x.dtype not in _DTYPES:
         raise UnsupportedError("linear: x", got=str(x.dtype), allowed=", ".join(map(str, _DTYPES)))
     _check_like("weight", weight, x)
     if bias is not None:
         _check_like("bias", bias, x)
-    if is_watched(x, weight, bias):
-        return torch.ops.onewave.linear(x, weight, bias, out_dtype)
-    return _dense(x, weight, bias, out_dtype)
+
+
+def linear_swiglu(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:
+    """SwiGLU of a projection: swiglu(linear(x, weight, bias)), bit for bit, on Hopper in one launch.
+
+    weight: [2 * intermediate, cols], gate rows, then up rows. Returns [tokens, intermediate] in x's dtype. Everything
+    else as in linear. Raises ShapeError, UnsupportedError.
+    """
+    if x.is_cuda and not isinstance(weight, PackedWeight) and weight.ndim == 2 and not is_watched(x, weight, bias):
+        call = LinearCall.of(x=x, weight=weight, bias=bias, out_dtype=None, gated=weight.shape[0] % 2 == 0)
+        if (choice := choose(call)).module == "hopper.launch" and call.gated:
+            _check(x, weight, bias, None)
+            return load("linear", choice.module).run(call, choice)
+    return swiglu(linear(x, weight, bias))
 
 
 def _check_like(name: str, other: Tensor, x: Tensor) -> None:

@@ -1,0 +1,130 @@
+"""Prompts of several requests in one pass, long ones in chunks, and one run for all samples of a request."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.models.fake_model import FakeRunner, expected_tokens, make_engine, run_all
+from onewave.engine.params import SamplingParams
+from onewave.engine.prompt_pass import BUCKETS, LARGEST_BUCKET, bucket_of
+from onewave.engine.prompt_queue import PassLimits
+from onewave.engine.request import Request
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+
+
+def limits(max_tokens: int, *, max_prompts: int = 4, whole: bool = False) -> PassLimits:
+    return PassLimits(max_tokens, max_prompts, whole)
+
+
+def prompt(length: int, first: int = 1) -> list[int]:
+    return [(first + 7 * i) % 30 + 3 for i in range(length)]
+
+
+def right(request: Request, max_tokens: int) -> list[int]:
+    """A greedy sample's tokens, everything recomputed for each."""
+    return expected_tokens(request.prompt_token_ids, SamplingParams(temperature=0, max_tokens=max_tokens), 0)
+
+
+def test_prompts_that_wait_together_run_in_one_pass() -> None:
+    runner = FakeRunner()
+    engine = make_engine(runner)
+    requests = [engine.add(None, prompt(length, length), GREEDY) for length in (3, 5, 9)]
+    run_all(engine)
+    assert runner.passes == [[(0, 0, 3), (1, 0, 5), (2, 0, 9)]]
+    for request in requests:
+        assert request.samples[0].token_ids == right(request, 4)
+
+
+def test_a_long_prompt_runs_in_chunks_with_decode_steps_between_them() -> None:
+    runner = FakeRunner(limits=limits(8))
+    engine = make_engine(runner)
+    short = engine.add(None, prompt(3), SamplingParams(temperature=0, max_tokens=12))
+    engine.step()
+    long = engine.add(None, prompt(30, 2), GREEDY)
+    run_all(engine)
+    assert runner.passes == [[(0, 0, 3)], [(1, 0, 8)], [(1, 8, 16)], [(1, 16, 24)], [(1, 24, 30)]]
+    assert runner.batch_sizes[:4] == [1, 1, 1, 1]
+    assert short.samples[0].token_ids == right(short, 12)
+    assert long.samples[0].token_ids == right(long, 4)
+
+
+def test_a_pass_takes_the_rest_of_one_prompt_and_the_beginning_of_the_next() -> None:
+    runner = FakeRunner(limits=limits(8))
+    engine = make_engine(runner)
+    for length in (5, 6, 2):
+        engine.add(None, prompt(length, length), GREEDY)
+    run_all(engine)
+    assert runner.passes == [[(0, 0, 5), (1, 0, 3)], [(1, 3, 6), (2, 0, 2)]]
+
+
+def test_whole_prompts_are_never_cut_and_share_a_pass_where_they_fit() -> None:
+    runner = FakeRunner(limits=limits(8, whole=True))
+    engine = make_engine(runner)
+    requests = [engine.add(None, prompt(length, length), GREEDY) for length in (5, 3, 2, 20)]
+    run_all(engine)
+    assert runner.passes == [[(0, 0, 5), (1, 0, 3)], [(2, 0, 2)], [(3, 0, 20)]]
+    assert all(r.samples[0].token_ids == right(r, 4) for r in requests)
+
+
+def test_samples_of_a_request_run_its_prompt_once() -> None:
+    runner = FakeRunner(limits=limits(8))
+    engine = make_engine(runner)
+    request = engine.add(None, prompt(20), SamplingParams(n=3, temperature=0, max_tokens=4))
+    run_all(engine)
+    assert runner.passes == [[(0, 0, 8)], [(0, 8, 16)], [(0, 16, 20)], [(1, 19, 20), (2, 19, 20)]]
+    for sample in request.samples:
+        assert sample.token_ids == right(request, 4)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_a_sample_whose_leader_is_gone_runs_the_prompt_itself(steps: int) -> None:
+    runner = FakeRunner(limits=limits(8), max_num_seqs=2)
+    engine = make_engine(runner)
+    request = engine.add(None, prompt(20), SamplingParams(n=2, temperature=0, max_tokens=4))
+    for _ in range(steps):
+        engine.step()
+    leader = request.samples[0]
+    leader.abort()
+    engine._scheduler.remove(leader)
+    engine._rows_changed = True
+    run_all(engine)
+    assert request.samples[1].token_ids == right(request, 4)
+
+
+@pytest.mark.parametrize("length", [1, 2, 8, 9, 20])
+def test_log_probabilities_of_a_prompt_do_not_depend_on_its_chunks(length: int) -> None:
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=2)
+    found = []
+    for bound in (limits(64), limits(3)):
+        runner = FakeRunner(limits=bound)
+        engine = make_engine(runner)
+        request = engine.add(None, prompt(length), params)
+        other = engine.add(None, prompt(4, 9), GREEDY)
+        run_all(engine)
+        found.append(request.prompt_logprobs)
+        assert other.samples[0].token_ids == right(other, 4)
+    assert found[0] == found[1]
+    assert found[0] is not None
+    assert len(found[0]) == length
+
+
+def test_a_prompt_that_ends_early_leaves_others_of_its_pass_alone() -> None:
+    runner = FakeRunner(limits=limits(8))
+    engine = make_engine(runner)
+    kept, dropped = (engine.add(None, prompt(length, length), GREEDY) for length in (4, 18))
+    engine.step()
+    engine.abort(dropped)
+    late = engine.add(None, prompt(3, 5), GREEDY)
+    run_all(engine)
+    assert dropped.samples[0].finish_reason == "abort"
+    for request in (kept, late):
+        assert request.samples[0].token_ids == right(request, 4)
+
+
+def test_buckets_pad_a_pass_by_a_quarter_at_most() -> None:
+    assert BUCKETS[-1] == LARGEST_BUCKET
+    for tokens in range(2, LARGEST_BUCKET + 1):
+        assert tokens <= bucket_of(tokens) <= 1.25 * tokens
+    assert {64, 128, 256, 512, 1024, 2048} <= set(BUCKETS)
+    assert bucket_of(5000) == 5000
