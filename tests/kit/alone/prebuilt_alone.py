@@ -26,7 +26,7 @@ from kit.paths import ROOT
 from onewave.gpu import prebuilt
 from onewave.gpu.prebuilt import FOLDER, INDEX, Launch, archive_of, compiled_from, key_of, take_prebuilt
 from onewave.gpu.ptx.passes import PASSES
-from prebuild import TARGET, build, launches
+from prebuild import TARGET, build, folder_of, launches
 
 KEPT = ROOT / "src" / "onewave" / "ops" / "attention" / FOLDER
 SMALL = "attention-128-bfloat16/causal-packed-many-sort_slots"
@@ -127,10 +127,13 @@ def of_damaged_files(launch: Launch) -> list[str]:
 
 def found(compiled: list[str]) -> dict[str, Any]:
     driver.set_active(SimpleNamespace(get_current_target=lambda: TARGET))
-    index = json.loads((KEPT / INDEX).read_text())["kernels"]
     wanted = launches()
+    folders = sorted({folder_of(name) for name in wanted})
+    index: dict[str, Any] = {}
+    for folder in folders:
+        index |= json.loads((folder / INDEX).read_text())["kernels"]
     keys = {name: key_of(*compiled_from(launch, TARGET), TARGET) for name, launch in wanted.items()}
-    archives = {path.name: lzma.decompress(path.read_bytes()) for path in KEPT.glob("*.xz")}
+    archives = {path.name: lzma.decompress(path.read_bytes()) for folder in folders for path in folder.glob("*.xz")}
     binaries = {n: archives[archive_of(n)][e["at"] : e["at"] + e["bytes"]] for n, e in index.items()}
     sizes = Counter[str]()
     for name, entry in index.items():

@@ -17,6 +17,7 @@ COMPILED = (
     "attention-128-bfloat16/causal-packed-many-sort_slots",
     "attention-64-bfloat16/full",
     "attention-128-float8_e4m3fn/causal",
+    "linear-bfloat16/1x64-16",
 )
 
 
