@@ -38,6 +38,9 @@ def generate(
     sampling: GenerateSampling,
     loading: options.Loading,
     max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Sequences that run together.")] = 8,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option("--max-num-batched-tokens", help="Prompt tokens of one pass; longer prompts run in chunks.")
+    ] = 2048,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt and line.")] = False,
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the text when it is whole.")] = False,
     stats: options.Stats = False,
@@ -50,7 +53,8 @@ def generate(
     if not (params.detokenize or as_json):
         raise InvalidArgumentError("--no-detokenize", got="no text", allowed="with --json, which prints token ids")
     prompts = _gather(prompt, more_prompts or [], prompt_file, prompt_format)
-    opened = open_llm(**asdict(loading), max_num_seqs=max_num_seqs, seed=params.seed or 0)
+    sizes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    opened = open_llm(**asdict(loading), **sizes, seed=params.seed or 0)
     wants_logprobs = not (params.logprobs is None and params.prompt_logprobs is None)
     if not (as_json or no_stream or wants_logprobs) and len(prompts) == params.n == 1:
         outputs = [_stream(opened.llm, prompts[0], params)]

@@ -28,6 +28,7 @@ class EngineOptions:
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 8
+    max_num_batched_tokens: int = 2048
     seed: int = 0
     load_format: str = "auto"
     tokenizer: str | os.PathLike[str] | None = None
@@ -44,6 +45,7 @@ class EngineOptions:
         flag_or_none("keep_unpacked", self.keep_unpacked)
         flag_or_none("compact", self.compact)
         whole("max_num_seqs", self.max_num_seqs, 1, _MAX_SEQUENCES)
+        whole("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         whole("seed", self.seed, 0, 2**64 - 1)
         if self.max_model_len is not None:
             whole("max_model_len", self.max_model_len, 2)

@@ -49,7 +49,8 @@ class LLM:
     dtype: auto | float32 (on a CPU) | bfloat16 | float16; auto is float32 on a CPU, elsewhere the checkpoint's own
     16-bit type, bfloat16 for one in float32. device: auto | cpu | cuda | cuda:N.
     max_model_len: most tokens of prompt and output together; by default what the model's positions reach.
-    max_num_seqs: sequences that run at once. seed: of requests that bring none, and of dummy weights.
+    max_num_seqs: sequences that run at once. max_num_batched_tokens: most prompt tokens of one pass; longer prompts run
+    in chunks, decode steps between them. seed: of requests that bring none, and of dummy weights.
     tokenizer: a directory, file or id to take it from instead. enforce_eager: no CUDA graphs.
     decode: how a token is made: "wave" (one launch a token, checked against the plain operators when the model loads),
     "graph" (a CUDA graph of plain operators) or "eager". auto takes the wave where it runs, else graphs, and logs a
@@ -76,6 +77,7 @@ class LLM:
         device: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 2048,
         seed: int = 0,
         load_format: str = "auto",
         tokenizer: str | PathLike[str] | None = None,
@@ -93,6 +95,7 @@ class LLM:
             device=device,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
             seed=seed,
             load_format=load_format,
             tokenizer=tokenizer,
@@ -123,6 +126,7 @@ class LLM:
             network,
             max_num_seqs=max_num_seqs,
             max_model_len=self.max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
             decode="graph" if path == "auto" else path,
             wave=wave,
         )

@@ -107,10 +107,9 @@ class PromptPasses:
             self._buckets[size] = bucket
         return self._model.forward(bucket.batch, self._kv)[: len(chunks)]
 
-    def prepare(self, size: int) -> None:
-        """Have a bucket's graph ready: a pass of fill alone, and the capture."""
-        for _ in range(2):
-            self.run([PromptChunk(self._spare_slot, [0] * size)])
+    def clear(self) -> None:
+        """Forget all graphs: memory that they read is given back."""
+        self._buckets.clear()
 
     def _new_bucket(self, size: int) -> _Bucket:
         words = torch.zeros(PromptRows.num_words(size, MAX_SEQUENCES), dtype=torch.int64, device=self._model.device)

@@ -114,11 +114,20 @@ class ModelRunner:
             try:
                 return self.model.new_cache(num_slots=self.max_num_seqs + 1, capacity=capacity)
             except CapacityError:
-                if self._wave is not None and self._wave.release():
+                if self._release():
                     continue
                 if capacity == needed:
                     raise
                 capacity = needed
+
+    def _release(self) -> bool:
+        """Give back memory that only makes prompts faster; graphs that read it go with it. Returns whether there was
+        any."""
+        if self._wave is None or not self._wave.release():
+            return False
+        if self._passes is not None:
+            self._passes.clear()
+        return True
 
     def _bind_wave(self) -> None:
         if self._wave is not None and self._wave_kv is not self._kv:
@@ -145,7 +154,7 @@ class ModelRunner:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            if self._wave is None or not self._wave.release():
+            if not self._release():
                 raise CapacityError(
                     f"a prompt of {max(chunk.end for chunk in chunks)} tokens",
                     got=f"does not fit beside the model on {self.device}",

@@ -27,7 +27,6 @@ from onewave.ops.decode_attention import decode_attention
 from onewave.ops.embedding import embedding
 from onewave.ops.linear import LinearWeight, linear, linear_swiglu
 from onewave.ops.rms_norm import add_rms_norm, rms_norm
-from onewave.ops.swiglu import swiglu
 
 if TYPE_CHECKING:
     from onewave.wave.weights.pack import StreamMatrix
@@ -144,11 +143,9 @@ class Llama:
                 attended = self._attend_packed(batch, pages, queries, *kv.pages(index), window)
             update = _product(attended, layer.o, layer.o_bias)
             normed, residual = self._norm(update, residual, layer.post_norm)
-            if isinstance(layer.gate_up, LinearWeight):
-                gated = linear_swiglu(normed, layer.gate_up, layer.gate_up_bias)
-            else:
-                gated = swiglu(_product(normed, layer.gate_up, layer.gate_up_bias))
-            update = _product(gated, layer.down, layer.down_bias)
+            # Gates lie in one part with what they gate.
+            gate_up = layer.gate_up if isinstance(layer.gate_up, LinearWeight) else layer.gate_up.dense()
+            update = _product(linear_swiglu(normed, gate_up, layer.gate_up_bias), layer.down, layer.down_bias)
         if batch.phase is not Phase.PREFILL:
             return self._logits(update, residual)
         ends: list[int] = []  # of a packed pass: every product gives a row the same bits

@@ -31,7 +31,7 @@ def test_other_devices_and_rows_that_tma_cannot_address_are_left_to_cublas() -> 
 
 
 def test_few_rows_take_narrow_tiles_and_many_rows_the_largest() -> None:
-    """The tiles that were fastest of all on an H200 (docs/log/operators.md)."""
+    """The tiles that were fastest of all on an H200 (docs/log/prompts.md)."""
     sizes = {(64, 4096, 14336): (1, 32), (256, 4096, 4096): (1, 128), (512, 6144, 4096): (2, 192)}
     sizes |= {(8192, 4096, 4096): (2, 256), (64, 28672, 4096): (1, 256)}
     for (rows, width, cols), tile in sizes.items():

@@ -15,7 +15,7 @@ on nothing but the row and W: not on the number of rows beside it, nor on how ti
 
 A tile's neighbours in a column read the same weights at the same time, from SMs that lie side by side, and L2 serves
 them once. A launch that starts while another one ends (PDL) scatters them: it pays where a launch has one row block, or
-where tiles are large (docs/log/operators.md).
+where tiles are large (docs/log/prompts.md).
 
 Bound: the tensor cores from some hundred rows on, the weights' bytes below.
 

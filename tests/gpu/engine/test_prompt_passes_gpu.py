@@ -1,0 +1,78 @@
+"""Prompts alone, packed, in chunks, with and without graphs: bitwise the same logits, and tokens as alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from onewave import LLM, SamplingParams
+from onewave.engine.prompt_pass import MAX_SEQUENCES, PromptChunk
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = (1, 2, 7, 33, 64, 65, 200, 511, 700, 1500)
+
+
+@pytest.fixture(scope="module", params=["graph", "auto"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    """Decoding by graphs, whose matrices are plain, and by the wave, whose stream is unpacked for prompts."""
+    with LLM("llama-3.2-1b", load_format="dummy", decode=request.param, max_model_len=4096, max_num_seqs=16) as made:
+        yield made
+
+
+def run(llm: LLM, *chunks: PromptChunk) -> Tensor:
+    return llm.runner.prefill(chunks).clone()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_logits_are_bitwise_the_same_alone_packed_and_in_chunks(llm: LLM, seed: int) -> None:
+    draw = random.Random(seed)
+    prompts = [[draw.randrange(llm.config.vocab_size) for _ in range(length)] for length in LENGTHS]
+    # A bucket's first pass is eager, its second is captured.
+    first, again, graph = ([run(llm, PromptChunk(slot, each)) for each in prompts] for slot in (0, 3, 5))
+    packed = run(llm, *(PromptChunk(slot, each) for slot, each in enumerate(prompts[:8])))
+    for index, each in enumerate(prompts):
+        assert torch.isfinite(first[index]).all()
+        assert torch.equal(first[index], again[index])
+        assert torch.equal(first[index], graph[index])
+        if index < len(packed):
+            assert torch.equal(first[index], packed[index : index + 1]), len(each)
+        done, last = 0, first[index]
+        while done < len(each):
+            size = draw.choice((1, 3, 64, 100, 257, 600))
+            # Beside a neighbour that changes.
+            neighbour = PromptChunk(9, [7] * draw.randrange(1, 90))
+            last = run(llm, neighbour, PromptChunk(6, each[done : done + size], done))[1:]
+            done += size
+        assert torch.equal(first[index], last), len(each)
+
+
+def test_requests_together_give_the_tokens_that_each_gives_alone(llm: LLM) -> None:
+    draw = random.Random(1)
+    lengths = [draw.choice((1, 5, 60, 300, 2100)) for _ in range(MAX_SEQUENCES + 5)]
+    prompts = [[draw.randrange(llm.config.vocab_size) for _ in range(length)] for length in lengths]
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+    together = llm.generate(prompts, greedy)
+    for prompt, out in zip(prompts, together, strict=True):
+        alone = llm.generate(prompt, greedy)[0]
+        assert out.outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_samples_of_one_request_and_its_log_probabilities(llm: LLM) -> None:
+    prompt = list(range(5, 2605))
+    params = SamplingParams(n=3, temperature=0, max_tokens=6, ignore_eos=True, detokenize=False, prompt_logprobs=1)
+    out = llm.generate(prompt, params)[0]
+    plain = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, detokenize=False))[0]
+    assert [each.token_ids for each in out.outputs] == [plain.outputs[0].token_ids] * 3
+    assert out.prompt_logprobs is not None
+    assert len(out.prompt_logprobs) == len(prompt)
+
+
+def test_memory_given_back_leaves_no_graph_that_reads_it(llm: LLM) -> None:
+    before = [run(llm, PromptChunk(0, list(range(40)))) for _ in range(3)]
+    llm.runner._release()
+    assert all(torch.equal(run(llm, PromptChunk(0, list(range(40)))), before[0]) for _ in range(3))
