@@ -15,7 +15,7 @@ from onewave.base.errors import CapacityError
 from onewave.engine import engine as engine_module
 from onewave.engine.host_copies import to_list
 from onewave.engine.params import SamplingParams
-from onewave.engine.prompt_pass import PromptChunk
+from onewave.engine.prompt.passes import PromptChunk
 from onewave.models.batch import StepRows
 from onewave.ops.sampling import stream_key
 

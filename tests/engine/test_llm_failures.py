@@ -16,7 +16,7 @@ import torch
 from onewave import LLM, CapacityError, InvalidArgumentError, SamplingParams, UnsupportedError
 from onewave.engine import prompts
 from onewave.engine.params import SamplingParams as Params
-from onewave.engine.prompt_pass import PromptChunk
+from onewave.engine.prompt.passes import PromptChunk
 from onewave.engine.request import Sample
 from onewave.models.batch import Batch, StepRows
 

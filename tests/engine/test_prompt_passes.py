@@ -6,8 +6,8 @@ import pytest
 
 from kit.models.fake_model import FakeRunner, expected_tokens, make_engine, run_all
 from onewave.engine.params import SamplingParams
-from onewave.engine.prompt_pass import BUCKETS, LARGEST_BUCKET, bucket_of
-from onewave.engine.prompt_queue import PassLimits
+from onewave.engine.prompt.passes import BUCKETS, LARGEST_BUCKET, bucket_of
+from onewave.engine.prompt.queue import PassLimits
 from onewave.engine.request import Request
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)

@@ -24,7 +24,7 @@ from onewave.engine.load.self_check import self_check
 from onewave.engine.load.wave import load_wave
 from onewave.engine.options import choose_decode
 from onewave.engine.params import SamplingParams
-from onewave.engine.prompt_pass import PromptChunk
+from onewave.engine.prompt.passes import PromptChunk
 from onewave.engine.runner import ModelRunner
 from onewave.engine.wave_decode import WaveDecoder, unsuited
 from onewave.memory.kv_cache import StaticKVCache

@@ -32,8 +32,8 @@ from onewave.base.errors import CapacityError, OnewaveError
 from onewave.engine.failures import own_copy, without_frames
 from onewave.engine.host_copies import HostLogprobs, check_room, to_list, to_pinned
 from onewave.engine.params import SamplingParams
-from onewave.engine.prompt_pass import PromptChunk
-from onewave.engine.prompt_queue import PassLimits, Prompt, PromptQueue
+from onewave.engine.prompt.passes import PromptChunk
+from onewave.engine.prompt.queue import PassLimits, Prompt, PromptQueue
 from onewave.engine.request import Detokenizer, Ends, Reader, Request, Sample
 from onewave.engine.sampler import Sampled, Sampler, SamplerRow, SamplingPlan
 from onewave.engine.scheduler import Scheduler

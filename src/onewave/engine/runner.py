@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError
-from onewave.engine.prompt_pass import LARGEST_BUCKET, MAX_SEQUENCES, PromptChunk, PromptPasses
-from onewave.engine.prompt_queue import PassLimits
+from onewave.engine.prompt.passes import LARGEST_BUCKET, MAX_SEQUENCES, PromptChunk, PromptPasses
+from onewave.engine.prompt.queue import PassLimits
 from onewave.gpu.scratch import recording_stream
 from onewave.memory.kv_cache import KV_PAGE, StaticKVCache
 from onewave.memory.shortage import is_out_of_memory

@@ -54,10 +54,10 @@ def test_kernels_are_compiled_for_a_gpu_and_for_16_bits(onewave):
     assert onewave("warm", "--device", "cpu").error() == (
         "error: warm: cpu; allowed: a CUDA GPU. A CPU's kernels need none."
     )
-    assert onewave("bench", "prefill", "--device", "cpu").error() == (
-        "error: bench prefill: cpu; allowed: a CUDA GPU. Use bench latency."
+    assert onewave("bench", "prompt", "--device", "cpu").error() == (
+        "error: bench prompt: cpu; allowed: a CUDA GPU. Use bench latency."
     )
-    assert onewave("bench", "prefill", "--input-len", "8,0").error() == (
+    assert onewave("bench", "prompt", "--input-len", "8,0").error() == (
         "error: --input-len: 8,0; allowed: whole numbers from 1"
     )
     assert onewave("warm", "--threads", "0").error().startswith("error: --threads: 0; allowed: a whole number from 1")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onewave import LLM, SamplingParams
-from onewave.engine.prompt_pass import MAX_SEQUENCES, PromptChunk
+from onewave.engine.prompt.passes import MAX_SEQUENCES, PromptChunk
 
 pytestmark = pytest.mark.gpu
 

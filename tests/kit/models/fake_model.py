@@ -12,8 +12,8 @@ from torch import Tensor
 from onewave.base.errors import WaveStalled
 from onewave.engine.engine import Engine
 from onewave.engine.params import SamplingParams
-from onewave.engine.prompt_pass import PromptChunk
-from onewave.engine.prompt_queue import PassLimits
+from onewave.engine.prompt.passes import PromptChunk
+from onewave.engine.prompt.queue import PassLimits
 from onewave.models.batch import StepRows
 from onewave.ops.sampling import reference, uniforms
 

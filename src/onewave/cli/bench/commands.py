@@ -10,7 +10,9 @@ bench = group(
         "ops": Listed("bench.ops:ops", "Time operators one by one, beside their peers."),
         "peers": Listed("bench.peers:peers", "Measure this engine beside transformers and llama.cpp."),
         "predict": Listed("bench.predict:predict", "Predict a decode step as one launch, without a GPU."),
-        "prefill": Listed("bench.prefill:prefill", "Time prompts with our attention and with PyTorch's in its place."),
+        "prompt": Listed(
+            "bench.prompt:prompt", "Time prompts to their first token, the GPU's and the host's part apart."
+        ),
         "startup": Listed("bench.startup:startup", "Time a model's loading and first answer in new processes."),
         "warm": Listed("bench.startup:warm", "Time the first calls of attention's kernels."),
         "wave": Listed("bench.wave:wave", "Time a decode step as one launch and as a CUDA graph."),

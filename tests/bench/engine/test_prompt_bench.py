@@ -1,4 +1,4 @@
-"""What `bench prefill` measures: every attention in turns, each where the engine's own was, and nothing left behind."""
+"""What `bench prompt` measures: every attention in turns, each where the engine's own was, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ import pytest
 import torch
 
 from onewave.base.errors import UnsupportedError
-from onewave.bench.engine import prefill
-from onewave.bench.engine.prefill import measure_prefill
+from onewave.bench.engine import prompt
+from onewave.bench.engine.prompt import measure_prompts
 from onewave.engine.output import RequestMetrics
 
 SECONDS = {"auto": 0.2, "cudnn": 0.3, "flash": 0.5}
+
+
+class FakeRunner:
+    """Its passes take no time."""
+
+    def __init__(self) -> None:
+        self.model = SimpleNamespace(prefill_backend="auto")
+
+    def prefill(self) -> None: ...
 
 
 class FakeLLM:
@@ -26,7 +35,7 @@ class FakeLLM:
         self.config = SimpleNamespace(
             vocab_size=32, num_heads=4, num_kv_heads=2, head_dim=16, layer_windows=(None, 8, None)
         )
-        self.runner = SimpleNamespace(model=SimpleNamespace(prefill_backend="auto"))
+        self.runner = FakeRunner()
         self.ran: list[tuple[str, int, list[int]]] = []
 
     def generate(self, prompts: list[list[int]], params: Any) -> list[Any]:
@@ -51,13 +60,14 @@ class FakeLLM:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     found = {"onewave": 0.1, "torch cuDNN": 0.15, "torch flash": 0.2}
-    monkeypatch.setattr(prefill, "_alone", lambda llm, tokens, rounds: (found, ["torch other: too wide"]))
+    monkeypatch.setattr(prompt, "_alone", lambda llm, tokens, rounds: (found, ["torch other: too wide"]))
+    monkeypatch.setattr(prompt._Passes, "seconds", lambda self: (0.05, 0.01))
     return found
 
 
 def test_each_attention_has_its_turns_on_the_same_prompts(alone: dict[str, float]) -> None:
     llm: Any = FakeLLM()
-    results, notes = measure_prefill(llm, [5, 9], reps=3, warmup=1)
+    results, notes = measure_prompts(llm, [(1, 5), (1, 9)], reps=3, warmup=1)
     assert [(each.attention, each.tokens, each.seconds.n) for each in results] == [
         (name, tokens, 3) for tokens in (5, 9) for name in alone
     ]
@@ -73,12 +83,13 @@ def test_each_attention_has_its_turns_on_the_same_prompts(alone: dict[str, float
 
 def test_the_ledger_gets_the_prompt_and_the_attention_by_itself(alone: dict[str, float]) -> None:
     llm: Any = FakeLLM()
-    results, _ = measure_prefill(llm, [5], reps=1, warmup=0)
+    results, _ = measure_prompts(llm, [(1, 5)], reps=1, warmup=0)
     line = results[1].measurement(llm)
-    assert (line.metric, line.unit, line.summary.p50) == ("prefill", "ms", pytest.approx(300))
+    assert (line.metric, line.unit, line.summary.p50) == ("prompt", "ms", pytest.approx(300))
     assert line.extra["attention"] == "torch cuDNN"
     assert line.extra["attention_ms"] == pytest.approx(150)
     assert line.extra["prompt_tokens"] == 5
+    assert (line.extra["gpu_ms"], line.extra["host_ms"]) == (pytest.approx(50), pytest.approx(10))
 
 
 def test_what_fails_is_named_and_the_engine_has_its_own_again(alone: dict[str, float]) -> None:
@@ -91,7 +102,7 @@ def test_what_fails_is_named_and_the_engine_has_its_own_again(alone: dict[str, f
 
     llm.generate = broken
     with pytest.raises(RuntimeError, match="no"):
-        measure_prefill(llm, [5], reps=1, warmup=0)
+        measure_prompts(llm, [(1, 5)], reps=1, warmup=0)
     assert llm.runner.model.prefill_backend == "auto"
     assert torch.backends.cuda.flash_sdp_enabled()
 
@@ -118,10 +129,10 @@ def test_attention_by_itself_is_that_of_all_layers(monkeypatch: pytest.MonkeyPat
             call()
         return calls[0]
 
-    monkeypatch.setattr(prefill, "attention", attention)
-    monkeypatch.setattr(prefill, "recorded", recorded)
-    monkeypatch.setattr(prefill, "time_in_rounds", in_rounds)
-    seconds, notes = prefill._alone(llm, 6, rounds=2)
+    monkeypatch.setattr(prompt, "attention", attention)
+    monkeypatch.setattr(prompt, "recorded", recorded)
+    monkeypatch.setattr(prompt, "time_in_rounds", in_rounds)
+    seconds, notes = prompt._alone(llm, 6, rounds=2)
     assert seconds == {"onewave": 2.25, "torch cuDNN": 2.25}
     assert notes == ["torch flash: no such kernel"]
 
@@ -129,4 +140,4 @@ def test_attention_by_itself_is_that_of_all_layers(monkeypatch: pytest.MonkeyPat
 def test_on_a_cpu_there_is_nothing_to_compare() -> None:
     llm: Any = FakeLLM("cpu")
     with pytest.raises(UnsupportedError, match="allowed: a CUDA GPU"):
-        measure_prefill(llm, [5], reps=1, warmup=0)
+        measure_prompts(llm, [(1, 5)], reps=1, warmup=0)

@@ -88,7 +88,7 @@ class PromptPasses:
         size = bucket_of(max(num_tokens, BUCKETS[0]))
         keeps = self._use_graphs and size <= LARGEST_BUCKET
         bucket = self._buckets.get(size) or self._new_bucket(size)
-        bucket.words.copy_(torch.from_numpy(self._words(chunks, size)).pin_memory(), non_blocking=True)
+        bucket.words.copy_(torch.as_tensor(self._words(chunks, size)).pin_memory(), non_blocking=True)
         if each is not None:
 
             def within(first: int, logits: Tensor) -> None:
@@ -118,7 +118,7 @@ class PromptPasses:
     def _words(self, chunks: Sequence[PromptChunk], size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """The words of PromptRows, on the host."""
         words = np.zeros(PromptRows.num_words(size, MAX_SEQUENCES), dtype=np.int64)
-        rows = PromptRows.of_words(torch.from_numpy(words), size, MAX_SEQUENCES)
+        rows = PromptRows.of_words(torch.as_tensor(words), size, MAX_SEQUENCES)
         token_ids, positions, slots, sequences, last, starts_q, starts_k = (part.numpy() for part in rows)
         slots[:] = sequences[:] = self._spare_slot
         at = keys = 0

@@ -1,18 +1,23 @@
-"""Prompts through the engine with its own attention and with PyTorch's in its place, in turns: what ours is worth.
+"""The time to the first token, and the same with PyTorch's attention in the place of the engine's own, in turns.
 
-Everything else is the same: the loaded weights, their products, the cache. Beside it stands what the attention of all
-layers takes by itself, so that a difference can be held against it.
+The GPU's time and the host's are those of the passes alone, between events on the stream and around the calls that
+launch them. With PyTorch's attention prompts run one by one and without graphs; weights, products and cache are the
+same. Beside it stands what the attention of all layers takes by itself, so that a difference can be held against it.
 """
 
 from __future__ import annotations
 
 import random
+import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from onewave.base.errors import UnsupportedError
@@ -30,58 +35,108 @@ ATTENTIONS: Mapping[str, SDPBackend | None] = {
 
 
 @dataclass(frozen=True)
-class PrefillResult:
-    """Prompts of so many tokens, one at a time. seconds: to the first token. alone: what the attention of all layers
-    takes by itself, of random numbers, median seconds."""
+class PromptResult:
+    """`batch` prompts of so many tokens at once. seconds: to the first token of all. gpu, host: of the passes, median
+    seconds. alone: what the attention of all layers takes by itself, of one prompt of random numbers, median
+    seconds."""
 
     attention: str
+    batch: int
     tokens: int
     seconds: Summary
+    gpu: float
+    host: float
     alone: float
 
     def measurement(self, llm: LLM) -> Measurement:
         """The ledger's line."""
         extra = {
             "attention": self.attention,
+            "batch": self.batch,
             "prompt_tokens": self.tokens,
+            "gpu_ms": self.gpu * 1e3,
+            "host_ms": self.host * 1e3,
             "attention_ms": self.alone * 1e3,
             "dtype": str(llm.dtype).removeprefix("torch."),
             "quantization": llm.quantization,
             "decode_path": llm.decode_path,
         }
-        return Measurement(llm.name, "prefill", "ms", self.seconds.scaled(1e3), None, extra)
+        return Measurement(llm.name, "prompt", "ms", self.seconds.scaled(1e3), None, extra)
 
 
-def measure_prefill(
-    llm: LLM, lengths: Sequence[int], *, reps: int, warmup: int, show: Callable[[str], None] = lambda text: None
-) -> tuple[list[PrefillResult], list[str]]:
-    """Time prompts of each length `reps` times with each attention, in an order drawn anew for each round.
+def measure_prompts(
+    llm: LLM,
+    sizes: Sequence[tuple[int, int]],
+    *,
+    reps: int,
+    warmup: int,
+    show: Callable[[str], None] = lambda text: None,
+) -> tuple[list[PromptResult], list[str]]:
+    """Time prompts of each (batch, tokens) `reps` times with each attention, in an order drawn anew for each round.
 
     Returns the results, and why what can't be tried is left out. show: is told what runs. Raises UnsupportedError
     without a CUDA GPU.
     """
     if llm.device.type != "cuda":
-        raise UnsupportedError("bench prefill", got=str(llm.device), allowed="a CUDA GPU")
-    results: list[PrefillResult] = []
+        raise UnsupportedError("bench prompt", got=str(llm.device), allowed="a CUDA GPU")
+    results: list[PromptResult] = []
     notes: list[str] = []
     draw = random.Random(0)
-    for tokens in lengths:
+    for batch, tokens in sizes:
         show(f"{tokens} tokens, attention by itself")
         alone, missing = _alone(llm, tokens, rounds=reps)
         notes += [f"{tokens} tokens, {note}" for note in missing]
-        case = Case(1, tokens, 1, f"pp{tokens}")
+        case = Case(batch, tokens, 1, f"pp{tokens}")
         params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
-        samples: dict[str, list[float]] = {name: [] for name in alone}
+        samples: dict[str, list[tuple[float, float, float]]] = {name: [] for name in alone}
         for repetition in range(warmup + reps):
             prompts = prompts_of(case, llm.config.vocab_size, repetition)
             for name in draw.sample(list(alone), len(alone)):
                 show(f"{tokens} tokens, {name}: {repetition + 1} of {warmup + reps}")
-                with _in_its_place(llm, name):
+                with _in_its_place(llm, name), _timed_passes(llm) as passes:
                     seconds, _ = seconds_and_tokens(case, llm.generate(prompts, params))
                 if repetition >= warmup:
-                    samples[name].append(seconds)
-        results += [PrefillResult(name, tokens, summarize(each), alone[name]) for name, each in samples.items()]
+                    samples[name].append((seconds, *passes.seconds()))
+        for name, each in samples.items():
+            seconds, gpu, host = (list(column) for column in zip(*each, strict=True))
+            medians = statistics.median(gpu), statistics.median(host)
+            results.append(PromptResult(name, batch, tokens, summarize(seconds), *medians, alone[name]))
     return results, notes
+
+
+class _Passes:
+    """Events around each pass, and the host's seconds in the calls that launch them."""
+
+    def __init__(self, run: Callable[..., Tensor]) -> None:
+        self._run = run
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._host = 0.0
+
+    def __call__(self, *args: Any, **named: Any) -> Tensor:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started = time.perf_counter()
+        begin.record()
+        out = self._run(*args, **named)
+        end.record()
+        self._host += time.perf_counter() - started
+        self._events.append((begin, end))
+        return out
+
+    def seconds(self) -> tuple[float, float]:
+        """Of the GPU and of the host."""
+        torch.cuda.synchronize()
+        return sum(begin.elapsed_time(end) for begin, end in self._events) * 1e-3, self._host
+
+
+@contextmanager
+def _timed_passes(llm: LLM) -> Generator[_Passes]:
+    """Meanwhile each pass of prompts is timed."""
+    passes = _Passes(llm.runner.prefill)
+    llm.runner.prefill = passes  # type: ignore[method-assign]
+    try:
+        yield passes
+    finally:
+        del llm.runner.prefill
 
 
 @contextmanager
