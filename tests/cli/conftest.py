@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from kit.models.tiny_tokenizers import bytes_directory
 from onewave.cli import main
+from onewave.models.config.hf import from_hf
+from onewave.models.names import HF, expected_shapes
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -32,49 +34,23 @@ CONFIG = {
     "eos_token_id": 257,
     "torch_dtype": "float32",
 }
-TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|bot|>{% endif %}"
 
 
 def weights() -> dict[str, np.ndarray]:
     """Random tensors of CONFIG's shapes."""
     rng = np.random.default_rng(0)
-    hidden, inner, kv = 32, 48, 16
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (260, hidden), "model.norm.weight": (hidden,)}
-    for layer in range(2):
-        name = f"model.layers.{layer}."
-        shapes |= {
-            f"{name}input_layernorm.weight": (hidden,),
-            f"{name}post_attention_layernorm.weight": (hidden,),
-            f"{name}self_attn.q_proj.weight": (hidden, hidden),
-            f"{name}self_attn.k_proj.weight": (kv, hidden),
-            f"{name}self_attn.v_proj.weight": (kv, hidden),
-            f"{name}self_attn.o_proj.weight": (hidden, hidden),
-            f"{name}mlp.gate_proj.weight": (inner, hidden),
-            f"{name}mlp.up_proj.weight": (inner, hidden),
-            f"{name}mlp.down_proj.weight": (hidden, inner),
-        }
-    made = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
-    return {name: np.ones_like(value) if "norm" in name else value for name, value in made.items()}
-
-
-def write_tokenizer(directory: Path) -> None:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|pad|>", "<|eos|>", "<|user|>", "<|bot|>"])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    settings = {"eos_token": "<|eos|>", "chat_template": TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return {
+        name: (np.ones(shape) if "norm" in name else rng.normal(0, 0.3, shape)).astype(np.float32)
+        for name, shape in expected_shapes(from_hf(CONFIG), HF).items()
+    }
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of two layers with a byte-level tokenizer."""
-    directory = tmp_path_factory.mktemp("tiny-llama")
+    directory = bytes_directory(tmp_path_factory.mktemp("tiny-llama"))
     (directory / "config.json").write_text(json.dumps(CONFIG))
     save_file(weights(), directory / "model.safetensors")
-    write_tokenizer(directory)
     return directory
 
 

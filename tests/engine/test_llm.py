@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import onewave
-from kit.models.tiny_tokenizers import WORDS, byte_level_directory
+from kit.models.tiny_tokenizers import WORDS, byte_level_directory, bytes_directory
 from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams, TokenizerError, UnsupportedError
 from onewave.engine.options import check_dtype_on
 from onewave.engine.text.chat_template import ChatTemplate
@@ -25,7 +24,6 @@ from onewave.ops.sampling import reference
 transformers: Any = pytest.importorskip("transformers")
 
 VOCAB, EOS, MAX_POSITION = 317, 257, 96
-TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|bot|>{% endif %}"
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = ["Hello", "a much longer prompt, with commas", "ü", "x y z", "12345 67890", "The end."]
 
@@ -33,16 +31,7 @@ PROMPTS = ["Hello", "a much longer prompt, with commas", "ü", "x y z", "12345 6
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level tokenizer with four special tokens and a Llama of three layers."""
-    path = tmp_path_factory.mktemp("tiny")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {symbol: i for i, symbol in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|pad|>", "<|eos|>", "<|user|>", "<|bot|>"])
-    tokenizer.save(str(path / "tokenizer.json"))
-    settings = {"eos_token": "<|eos|>", "chat_template": TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
-    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    path = bytes_directory(tmp_path_factory.mktemp("tiny"))
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=VOCAB,

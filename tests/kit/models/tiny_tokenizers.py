@@ -48,6 +48,23 @@ def byte_level_directory(directory: Path, words: str, *, first_word_space: bool 
     return save_directory(directory, backend, names | config)
 
 
+BYTES_TEMPLATE = (
+    "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|bot|>{% endif %}"
+)
+
+
+def bytes_directory(directory: Path) -> Path:
+    """A Hugging Face model directory whose tokens are the bytes, then <|pad|>, <|eos|>, <|user|> and <|bot|>."""
+    backend = Tokenizer(
+        models.BPE({symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|pad|>", "<|eos|>", "<|user|>", "<|bot|>"])
+    names = {"eos_token": "<|eos|>", "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": BYTES_TEMPLATE}
+    return save_directory(directory, backend, names)
+
+
 def sentencepiece_directory(directory: Path, *, prepend_scheme: str | None, **config: Any) -> Path:
     """A Hugging Face model directory with the sentencepiece vocabulary.
 
