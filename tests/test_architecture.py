@@ -285,9 +285,10 @@ EVERY_COMMAND = """
 import json, sys, typer
 from onewave.cli.main import app
 def every(group):
-    for command in group.commands.values():
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         yield command.name
-        yield from every(command) if hasattr(command, "commands") else ()
+        yield from every(command) if hasattr(command, "list_commands") else ()
 names = list(every(typer.main.get_command(app)))
 print(json.dumps([names, list(sys.modules)]))
 """

@@ -46,6 +46,11 @@ def test_an_error_while_a_command_is_imported_is_not_taken_for_a_wrong_name(onew
     assert (done.status, "KeyError: 'chat:chat'" in done.err) == (1, True)
 
 
+def test_a_misspelt_command_is_guessed(onewave):
+    message = onewave("bench", "latncy").error()
+    assert message.endswith("No such command 'latncy'. Did you mean 'latency'? See `onewave bench --help`.")
+
+
 def test_without_a_command_the_help_is_shown(onewave):
     done = onewave()
     assert done.status == 0

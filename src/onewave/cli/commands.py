@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, get_type_hints
 
@@ -41,40 +42,22 @@ class _Group(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands: Mapping[str, Any] = _Commands(self.listed)  # type: ignore[assignment] # only read
+        self.commands = dict.fromkeys(self.listed)  # type: ignore[assignment] # their names alone, for suggestions
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.listed)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        # Not .get(): it would take a KeyError of the command's own module for an unknown name.
-        return self.commands[cmd_name] if cmd_name in self.listed else None
+        return _command(cmd_name, self.listed[cmd_name].place) if cmd_name in self.listed else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.line) for name, entry in self.listed.items()])
 
 
-class _Commands(Mapping[str, Any]):
-    """A group's commands by name; one that is asked for is imported."""
-
-    def __init__(self, listed: Mapping[str, Listed]) -> None:
-        self._listed = listed
-        self._made: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            self._made[name] = _command(name, self._listed[name].place)
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._listed)
-
-    def __len__(self) -> int:
-        return len(self._listed)
-
-
+@cache
 def _command(name: str, place: str) -> Any:
+    """The command at a place, imported when it is first asked for."""
     file, _, attribute = place.partition(":")
     found = getattr(import_module(f"onewave.cli.{file}"), attribute)
     if not isinstance(found, typer.Typer):

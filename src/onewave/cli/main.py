@@ -160,7 +160,7 @@ def _usage_line(error: Any, arguments: Sequence[str]) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else _command_of(arguments)[0]
     text = " ".join(str(error.format_message()).split()).rstrip(".")
-    return f"{text}. See `{command} --help`."
+    return f"{text}{'' if text.endswith('?') else '.'} See `{command} --help`."
 
 
 def _command_of(arguments: Sequence[str]) -> tuple[str, Any]:
@@ -170,5 +170,5 @@ def _command_of(arguments: Sequence[str]) -> tuple[str, Any]:
     for word in arguments:
         if word in getattr(found, "listed", ()):
             path.append(word)
-            found = found.commands[word]
+            found = found.get_command(None, word)
     return " ".join(path), found

@@ -35,7 +35,7 @@ def builtin(tmp_path, monkeypatch):
     directory = tmp_path / "builtin"
     directory.mkdir()
     (directory / "tiny-1b.json").write_text("{}")
-    monkeypatch.setattr(sources, "_BUILTIN_DIR", directory)
+    monkeypatch.setattr(sources, "BUILTIN_DIR", directory)
     return directory
 
 

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import os
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onewave.base.errors import ConfigError, InvalidArgumentError, shown
-from onewave.base.json_files import parse_json_object, read_json_object
+from onewave.base.json_files import read_json_object
 from onewave.models.config.gguf import ROPE_DIVISORS, from_gguf
 from onewave.models.config.hf import from_hf
 from onewave.models.config.model_config import ModelConfig
+from onewave.weights.fetch.sources import BUILTIN_DIR, ModelLocation, builtin_names
 
 if TYPE_CHECKING:
-    from onewave.weights.fetch.sources import ModelLocation
     from onewave.weights.formats.gguf_store import GGUFStore
 
 
 def builtin_models() -> tuple[str, ...]:
     """Return the names of the configurations that ship with onewave."""
-    names = [entry.name for entry in (resources.files("onewave.models") / "builtin").iterdir()]
-    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
+    return builtin_names()
 
 
 def builtin_config(name: str) -> ModelConfig:
     """Read a configuration that ships with onewave. name: one of builtin_models()."""
-    file = resources.files("onewave.models") / "builtin" / f"{name}.json"
-    return from_hf(parse_json_object(file.read_bytes(), file.name, ConfigError), source=file.name)
+    file = BUILTIN_DIR / f"{name}.json"
+    return from_hf(read_json_object(file, ConfigError), source=file.name)
 
 
 def find_config(model: str) -> ModelConfig:
@@ -35,14 +33,14 @@ def find_config(model: str) -> ModelConfig:
 
     Loads no torch and fetches nothing. Raises ConfigError, UnsupportedError, InvalidArgumentError.
     """
-    if model in builtin_models():
+    if model in builtin_names():
         return builtin_config(model)
     path = Path(os.path.expanduser(model))
     if model.endswith(".json"):
         return from_hf(read_json_object(path, ConfigError), source=str(path))
     if os.path.isdir(path):
         return _read_directory(path)
-    allowed = f"{', '.join(builtin_models())}, the path of a config.json, or a directory that holds one"
+    allowed = f"{', '.join(builtin_names())}, the path of a config.json, or a directory that holds one"
     raise InvalidArgumentError("model", got=shown(model), allowed=allowed)
 
 

@@ -18,7 +18,7 @@ from onewave.weights.formats.gguf_pieces import GGUF_MAGIC, piece_paths
 LOAD_FORMATS = ("auto", "dummy")
 """auto: the checkpoint's own weights. dummy: seeded random weights of the shapes that its configuration says."""
 
-_BUILTIN_DIR = Path(__file__).parents[2] / "models" / "builtin"
+BUILTIN_DIR = Path(__file__).parents[2] / "models" / "builtin"
 _HF_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 _FILE_ENDINGS = (".gguf", ".safetensors", ".json", ".bin", ".pt", ".pth")
 
@@ -81,7 +81,7 @@ def resolve(
 
 def builtin_names() -> tuple[str, ...]:
     """Return the names of the configurations that ship with onewave."""
-    return tuple(sorted(path.stem for path in _BUILTIN_DIR.glob("*.json")))
+    return tuple(sorted(path.stem for path in BUILTIN_DIR.glob("*.json")))
 
 
 def _local(text: str) -> ModelLocation | None:
@@ -151,7 +151,7 @@ def _builtin(name: str, load_format: str) -> ModelLocation:
             got=f"load_format={load_format}",
             next=f'Add load_format="dummy" for random weights, or give a checkpoint of {name}.',
         )
-    return ModelLocation("builtin", _BUILTIN_DIR / f"{name}.json", name)
+    return ModelLocation("builtin", BUILTIN_DIR / f"{name}.json", name)
 
 
 def _looks_like_path(text: str) -> bool:
