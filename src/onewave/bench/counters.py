@@ -1,7 +1,7 @@
 """Hardware counters, read by NVIDIA Nsight Compute: what device memory moved, how often the L2 cache had it already.
 
 `collect` runs a Python module once more under `ncu`. The module puts each thing to be counted into a `counted` range,
-in which nothing is serialised: kernels that overlap, overlap. Counters are those of the whole device over a range, so
+where nothing is serialised: kernels that overlap, overlap. Counters are those of the whole device over a range, so
 the GPU should have nothing else to do; clocks are left alone.
 """
 

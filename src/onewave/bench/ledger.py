@@ -76,7 +76,11 @@ def as_record(measurement: Measurement, *, device_name: str, command: str, setti
         "ceiling": None
         if ceiling is None
         else {"name": ceiling.name, "value": ceiling.value, "unit": ceiling.unit, "method": ceiling.method},
-        "extra": {name: _or_null(value) for name, value in measurement.extra.items()},
+        # JSON has no NaN and no infinity.
+        "extra": {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in measurement.extra.items()
+        },
     }
 
 
@@ -135,26 +139,18 @@ def validate(record: Mapping[str, Any], where: str) -> None:
     except ValueError:
         raise InvalidArgumentError(f"{where}: date", got=record["date"], allowed="YYYY-MM-DDTHH:MM:SSZ") from None
     ceiling: object = record["ceiling"]
-    if ceiling is not None and not _is_ceiling(ceiling):
-        raise InvalidArgumentError(f"{where}: ceiling", got=shown(ceiling), allowed="name, value, unit and method")
+    entry = cast("dict[str, object]", ceiling) if isinstance(ceiling, dict) else {}
+    whole = entry.keys() == {"name", "value", "unit", "method"} and _is_number(entry["value"])
+    if ceiling is not None and not whole:
+        raise InvalidArgumentError(
+            f"{where}: ceiling", got=shown(record["ceiling"]), allowed="name, value, unit and method"
+        )
     if not isinstance(record["extra"], dict):
         raise InvalidArgumentError(f"{where}: extra", got=shown(record["extra"]), allowed="an object")
 
 
-def _is_ceiling(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    entry = cast("dict[str, object]", value)
-    return entry.keys() == {"name", "value", "unit", "method"} and _is_number(entry["value"])
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _or_null(value: object) -> object:
-    """A value of `extra`, as JSON has no numbers that are none."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _lock(descriptor: int) -> None:

@@ -30,25 +30,12 @@ STATIC = Path(__file__).parent / "static"
 Answer = Callable[[Mapping[str, Any]], Any]
 
 
-def _trace(given: Mapping[str, Any]) -> dict[str, Any]:
-    return Trace.from_dict(given.get("trace")).to_dict()
-
-
-def _perfetto(given: Mapping[str, Any]) -> dict[str, Any]:
-    return Trace.from_dict(given.get("trace")).to_perfetto()
-
-
-def _compare(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"phases": compare(Trace.from_dict(given.get("a")), Trace.from_dict(given.get("b")))}
-
-
-def _choices(given: Mapping[str, Any]) -> dict[str, Any]:
-    del given
-    return programs.choices()
+def _read(given: Mapping[str, Any], name: str) -> Trace:
+    return Trace.from_dict(given.get(name))
 
 
 GETS: dict[str, Answer] = {
-    "/api/choices": _choices,
+    "/api/choices": lambda given: programs.choices(),
     "/api/game": game.overview,
     "/api/orders": game.sweep,
     "/api/chain-orders": programs.chain_sweep,
@@ -61,9 +48,9 @@ GETS: dict[str, Answer] = {
 
 POSTS: dict[str, Answer] = {
     "/api/best": search.best_from,
-    "/api/trace": _trace,
-    "/api/perfetto": _perfetto,
-    "/api/compare": _compare,
+    "/api/trace": lambda given: _read(given, "trace").to_dict(),
+    "/api/perfetto": lambda given: _read(given, "trace").to_perfetto(),
+    "/api/compare": lambda given: {"phases": compare(_read(given, "a"), _read(given, "b"))},
 }
 """Routes answered from a JSON object in the body."""
 

@@ -40,7 +40,7 @@ class LruFrom(LruSpace):
 
 
 class FifoFrom(LruFrom):
-    """Panels leave in the order in which they came, but for the row panel that the running tile needs."""
+    """Panels leave in the order of their coming, but for the row panel that the running tile needs."""
 
     row = -1
 

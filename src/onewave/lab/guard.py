@@ -2,8 +2,8 @@
 
 A page of another site can make a browser send requests to a server on loopback. Three checks keep it out: the Host
 header must be an address or a name that the server was started for (a rebound DNS name is neither); a request that
-carries an Origin must come from the same host; and one of which the browser says in Sec-Fetch-Site that another site
-made it may only open the page, as a link does. The last is for GET: from an <img> or a <script> it carries no Origin.
+carries an Origin must come from the same host; and one that another site made, as the browser says in Sec-Fetch-Site,
+may only open the page, as a link does. The last is for GET: from an <img> or a <script> it carries no Origin.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A decode step in PyTorch's own operators under torch.compile: what one gets without this library.
 
-Everything has its place: a static cache of which every key is seen, and sequences of one length, so that nothing is
+Everything has its place: a static cache whose keys are all seen, and sequences of one length, so that nothing is
 masked and torch.compile meets one graph of fixed shapes. Weights and angles are the model's; each layer's keys and
 values are tensors of their own, which the compiler writes in place (of a layer of one large tensor it makes a copy a
 step). Kernels are tuned by coordinate descent. The residual stream has the model's dtype, as in most PyTorch code.

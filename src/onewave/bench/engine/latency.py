@@ -108,8 +108,8 @@ def expected_seconds(llm: LLM, tests: Sequence[Case], *, repetitions: int) -> fl
     generate = min(3, max(case.generate for case in tests))
     prompt = max(1, min(16, max(case.prompt for case in tests), llm.max_model_len - generate))
     probe = Case(1, prompt, generate, "probe")
-    for number in range(2):  # the first one warms up
-        output = _run(llm, probe, number)
+    _run(llm, probe, 0)  # warms up
+    output = _run(llm, probe, 1)
     first, _ = seconds_and_tokens(replace(probe, generate=1), output)
     rest, _ = seconds_and_tokens(probe, output) if generate > 1 else (0.0, 0)
     a_token, a_step = first / prompt, rest / max(1, generate - 1)
@@ -217,18 +217,12 @@ def _step_bytes(llm: LLM, case: Case) -> float:
 
 def seconds_and_tokens(case: Case, outputs: Sequence[RequestOutput]) -> tuple[float, float]:
     """Seconds of the phase that a test measures, and the tokens it went through."""
-    first_tokens: list[float] = []
-    ends: list[float] = []
-    for output in outputs:
-        metrics = output.metrics
-        assert metrics.first_token_time is not None
-        assert metrics.finished_time is not None
-        first_tokens.append(metrics.first_token_time)
-        ends.append(metrics.finished_time)
+    metrics = [output.metrics for output in outputs]
+    prefilled = max(m.first_token_time for m in metrics if m.first_token_time is not None)
     if case.is_prefill:
-        start = min(output.metrics.arrival_time for output in outputs)
-        return max(first_tokens) - start, case.batch_size * case.prompt
-    return max(ends) - max(first_tokens), case.batch_size * (case.generate - 1)
+        return prefilled - min(m.arrival_time for m in metrics), case.batch_size * case.prompt
+    ended = max(m.finished_time for m in metrics if m.finished_time is not None)
+    return ended - prefilled, case.batch_size * (case.generate - 1)
 
 
 def prompts_of(case: Case, vocab_size: int, repetition: int) -> list[list[int]]:
@@ -240,8 +234,5 @@ def prompts_of(case: Case, vocab_size: int, repetition: int) -> list[list[int]]:
 def _check_lengths(llm: LLM, tests: Sequence[Case]) -> None:
     for case in tests:
         if case.prompt + case.generate > llm.max_model_len:
-            raise InvalidArgumentError(
-                f"test {case.name}",
-                got=f"{case.prompt + case.generate} tokens",
-                allowed=f"up to max_model_len={llm.max_model_len}",
-            )
+            got, allowed = f"{case.prompt + case.generate} tokens", f"up to max_model_len={llm.max_model_len}"
+            raise InvalidArgumentError(f"test {case.name}", got=got, allowed=allowed)

@@ -8,7 +8,6 @@ wait for input.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,8 +19,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from onewave.base.errors import OnewaveError, shown
-from onewave.base.settings import child_environment
 from onewave.bench.clock import Summary, summarize
+from onewave.bench.engine.process import environment, last_words
 
 if TYPE_CHECKING:
     from onewave.engine.text.tokenizer import Tokenizer
@@ -84,13 +83,12 @@ def compare(
     names: Sequence[str],
     prompts: Sequence[Sequence[int]],
     *,
-    warmup: int = 1,
     pythons: Mapping[str, str] | None = None,
     show: Callable[[str], None] = lambda text: None,
 ) -> list[PeerResult]:
     """Measure every named engine (keys of peer_worker.PEERS; the first is the one the others are compared with).
 
-    prompts: job.prompt_tokens ids each, one a round; the first `warmup` rounds are not counted. pythons: another
+    prompts: job.prompt_tokens ids each, one a round; the first round warms up. pythons: another
     interpreter for an engine. show: is told what runs.
     """
     results: dict[str, PeerResult] = {}
@@ -106,7 +104,7 @@ def compare(
             for name, worker in list(runners.items()):
                 show(f"{name}: round {number + 1} of {len(prompts)}")
                 try:
-                    worker.run(prompt, job.output_tokens, keep=number >= warmup)
+                    worker.run(prompt, job.output_tokens, keep=number > 0)
                 except _Absent as error:
                     results[name] = PeerResult(name, absent=str(error))
                     runners.pop(name).close()
@@ -132,9 +130,6 @@ class _Worker:
         if self.name == "llama-cpp-python" and self.job.kind != "gguf":
             raise _Absent("reads GGUF files only")
         self._log: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        threads, sources = str(self.job.threads), str(_WORKER.parents[2])
-        environment = child_environment({"OMP_NUM_THREADS": threads, "ONEWAVE_NUM_THREADS": threads})
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (sources, environment.get("PYTHONPATH"))))
         began = time.perf_counter()
         try:
             self._process = subprocess.Popen(
@@ -144,7 +139,7 @@ class _Worker:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 text=True,
-                env=environment,
+                env=environment(dict.fromkeys(("OMP_NUM_THREADS", "ONEWAVE_NUM_THREADS"), str(self.job.threads))),
             )
         except OSError as error:
             raise _Absent(f"{self.python} can't be run ({error.strerror})") from None
@@ -183,17 +178,8 @@ class _Worker:
             ratio, prefill_ratio = our_decode.p50 / decode.p50, our_prefill.p50 / prefill.p50
             pairs = zip(ours.rounds[-1]["token_ids"], self.rounds[-1]["token_ids"], strict=False)
             same = next((i for i, (a, b) in enumerate(pairs) if a != b), job.output_tokens)
-        return PeerResult(
-            name=self.name,
-            version=self.version,
-            load_s=self.load_s,
-            prefill=prefill,
-            decode=decode,
-            ratio=ratio,
-            prefill_ratio=prefill_ratio,
-            same_tokens=same,
-            num_tokens=job.output_tokens,
-        )
+        rates = (prefill, decode, ratio, prefill_ratio)
+        return PeerResult(self.name, None, self.version, self.load_s, *rates, same, job.output_tokens)
 
     def _rates(self, job: Job) -> tuple[Summary, Summary]:
         prefill = summarize([job.prompt_tokens / one["prefill_s"] for one in self.rounds])
@@ -223,9 +209,8 @@ class _Worker:
         """What a process that died without an answer wrote last."""
         self._process.wait()
         self._log.seek(0)
-        lines = [line.strip() for line in self._log.read().splitlines() if line.strip()]
-        status = f"exit status {self._process.returncode}"
-        return f"{status}, {lines[-1][:200]}" if lines else status
+        said = last_words(self._log.read())
+        return f"exit status {self._process.returncode}" + (f", {said}" if said else "")
 
 
 def text_prompts(tokenizer: Tokenizer, *, tokens: int, count: int) -> list[list[int]]:

@@ -9,7 +9,6 @@ operators stand beside it, with their own caches filled: loading without what th
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -21,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from onewave.base.errors import OnewaveError
-from onewave.base.settings import child_environment
 from onewave.bench.clock import Summary, summarize
+from onewave.bench.engine.process import environment, last_words
 from onewave.bench.ledger import Measurement
 
 _WORKER = Path(__file__).with_name("startup_worker.py")
@@ -68,15 +67,8 @@ class StartupResult:
 
     def measurements(self, model: str, extra: Mapping[str, Any]) -> Iterator[Measurement]:
         """The ledger's lines: one for loading, one for the first answer."""
-        own = {
-            **extra,
-            "caches": self.caches,
-            "decode_path": self.decode_path,
-            "compact": self.compact,
-            "peak_bytes": self.peak_bytes,
-            "kept_bytes": self.kept_bytes,
-            "import_s": self.import_s.p50,
-        }
+        names = ("caches", "decode_path", "compact", "peak_bytes", "kept_bytes")
+        own = {**extra, **{name: getattr(self, name) for name in names}, "import_s": self.import_s.p50}
         yield Measurement(model, "load", "s", self.load_s, None, own)
         yield Measurement(model, "first_answer", "s", self.first_answer_s, None, own)
 
@@ -170,22 +162,18 @@ def _in_new_process(arguments: Sequence[str], text: str, caches: Path, *, prebui
     prebuilt: take prebuilt kernels. Raises StartupError.
     """
     kept = {name: str(caches / name.lower()) for name in ("ONEWAVE_CACHE", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR")}
-    environment = child_environment({**kept, "ONEWAVE_PREBUILT": "1" if prebuilt else "0"})
-    sources = str(_WORKER.parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (sources, environment.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, *arguments],
         input=text,
         capture_output=True,
         text=True,
         errors="replace",
-        env=environment,
+        env=environment({**kept, "ONEWAVE_PREBUILT": "1" if prebuilt else "0"}),
         check=False,
     )
     if done.returncode != 0 or not done.stdout.strip():
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         # A traceback's last line; of our own errors without the class.
-        said = re.sub(r"^onewave\.[\w.]+: ", "", lines[-1])[:300] if lines else "nothing on stderr"
+        said = re.sub(r"^onewave\.[\w.]+: ", "", last_words(done.stderr, 400))[:300] or "nothing on stderr"
         ended = f"status {done.returncode}" if done.returncode >= 0 else f"killed by signal {-done.returncode}"
         if done.returncode == -signal.SIGKILL:
             said = "probably out of memory"  # the kernel leaves no time to say so
@@ -194,16 +182,16 @@ def _in_new_process(arguments: Sequence[str], text: str, caches: Path, *, prebui
 
 
 def _together(caches: str, starts: Sequence[Mapping[str, Any]]) -> StartupResult:
-    def most(name: str) -> int | None:
-        return None if starts[0][name] is None else max(int(start[name]) for start in starts)
-
+    times = {name: summarize([start[name] for start in starts]) for name in ("import_s", "load_s", "first_answer_s")}
+    sizes: dict[str, int | None] = {
+        name: None if starts[0][name] is None else max(int(start[name]) for start in starts)
+        for name in ("peak_bytes", "kept_bytes")
+    }
     return StartupResult(
-        caches=caches,
-        decode_path=starts[0]["decode_path"],
-        compact=starts[0]["compact"],
-        import_s=summarize([start["import_s"] for start in starts]),
-        load_s=summarize([start["load_s"] for start in starts]),
-        first_answer_s=summarize([start["first_answer_s"] for start in starts]),
-        peak_bytes=most("peak_bytes"),
-        kept_bytes=most("kept_bytes"),
+        caches,
+        starts[0]["decode_path"],
+        starts[0]["compact"],
+        **times,
+        peak_bytes=sizes["peak_bytes"],
+        kept_bytes=sizes["kept_bytes"],
     )

@@ -229,7 +229,7 @@ def compare(
                 outputs[engine.name] = calls[0]().clone()
                 calls = calls * repetitions(operator, engine, len(calls), device)
                 runs[engine.name] = (recorded(calls, device, graph=engine.graph), len(calls))
-            except Exception as error:  # a peer may fail in any way; the table says in which
+            except Exception as error:  # a peer may fail in any way; the table says how
                 failures[engine.name] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         seconds = time_in_rounds(runs, device, rounds=rounds)
     if device.type == "cuda":

@@ -10,7 +10,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,8 @@ class CountedFFN:
     @property
     def median(self) -> Counters:
         """Of each counter by itself."""
-        all_of = self.counters
-        return Counters(
-            summarize([each.dram_read_bytes for each in all_of]).p50,
-            summarize([each.dram_write_bytes for each in all_of]).p50,
-            summarize([each.l2_hit_rate for each in all_of]).p50,
-        )
+        columns = zip(*map(astuple, self.counters), strict=True)
+        return Counters(*(summarize(column).p50 for column in columns))
 
     @property
     def times_least(self) -> float:
@@ -50,14 +46,11 @@ class CountedFFN:
 
     def measurement(self, dtype: str) -> Measurement:
         """The ledger's line: bytes of device memory, both ways."""
-        median = self.median
         extra: dict[str, object] = {
             "implementation": self.implementation,
             "shape": str(self.shape),
             "dtype": dtype,
-            "dram_read_bytes": median.dram_read_bytes,
-            "dram_write_bytes": median.dram_write_bytes,
-            "l2_hit_rate": median.l2_hit_rate,
+            **asdict(self.median),
             "least_bytes": self.shape.least_bytes,
             "method": "ncu, application range replay, cold L2",
         }

@@ -81,11 +81,10 @@ def check_weight_format(config: ModelConfig, weight_format: str) -> None:
     """Refuse, with UnsupportedError, a format of blocks that do not fill a model's rows."""
     for width in (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size):
         if FORMATS[weight_format].scale_bytes and width % BLOCK:
+            got, others = f"a matrix with rows of {width}", [n for n, form in FORMATS.items() if not form.scale_bytes]
+            next = f"Name one of {', '.join(others)}."
             raise UnsupportedError(
-                f"--weight-format {weight_format}",
-                got=f"a matrix with rows of {width}",
-                allowed=f"multiples of {BLOCK}",
-                next=f"Name one of {', '.join(name for name, form in FORMATS.items() if not form.scale_bytes)}.",
+                f"--weight-format {weight_format}", got=got, allowed=f"multiples of {BLOCK}", next=next
             )
 
 
@@ -104,40 +103,27 @@ def trials(
     weight_format: a key of ops.linear.packed.FORMATS, how our CPU matrices are stored; a GPU's are dense.
     """
     make = _Operands(config, device, dtype, tokens, context)
-    item = dtype.itemsize
     hidden, inner = config.hidden_size, config.intermediate_size
     kv_width = 2 * config.num_kv_heads * config.head_dim
     qkv_width = config.num_heads * config.head_dim + kv_width
-    small: tuple[tuple[str, str, int, _Make, _Call2], ...] = (
-        ("add_rms_norm", f"{hidden}", 4 * tokens * hidden * item, make.norm, (add_rms_norm, add_rms_norm_in_torch)),
-        ("append_kv", f"{qkv_width}", 2 * tokens * qkv_width * item, make.append, (append_kv, append_kv_in_torch)),
-        (
-            "decode_attention",
-            f"{config.num_heads}/{config.num_kv_heads}x{config.head_dim}, {context} keys",
-            tokens * context * kv_width * item,
-            make.attention,
-            (decode_attention, decode_attention_in_torch),
-        ),
-        ("swiglu", f"{inner}", 3 * tokens * inner * item, make.gate_up, (swiglu, swiglu_in_torch)),
+    heads = f"{config.num_heads}/{config.num_kv_heads}x{config.head_dim}, {context} keys"
+    # Name, shape, elements that a call moves, its operands, and the operator by us and in PyTorch.
+    small = (
+        ("add_rms_norm", f"{hidden}", 4 * hidden, make.norm, (add_rms_norm, add_rms_norm_in_torch)),
+        ("append_kv", f"{qkv_width}", 2 * qkv_width, make.append, (append_kv, append_kv_in_torch)),
+        ("decode_attention", heads, context * kv_width, make.attention, (decode_attention, decode_attention_in_torch)),
+        ("swiglu", f"{inner}", 3 * inner, make.gate_up, (swiglu, swiglu_in_torch)),
     )
-    for operator, shape, nbytes, operands, functions in small:
+    for operator, shape, elements, operands, functions in small:
         for name, function in zip(("onewave", "torch"), functions, strict=True):
             if name == "torch" and operator == "decode_attention" and device.type == "cuda":
                 continue  # the reference reads lengths on the host, which no graph can hold
+            nbytes = tokens * elements * dtype.itemsize
             yield Trial(operator, name, shape, tokens, nbytes, lambda f=function, o=operands: o(f))
-    matrices = (
-        (qkv_width, hidden),
-        (hidden, config.num_heads * config.head_dim),
-        (2 * inner, hidden),
-        (hidden, inner),
-        (config.vocab_size, hidden),
-    )
-    for rows, cols in matrices:
+    attended = config.num_heads * config.head_dim
+    products = ((qkv_width, hidden), (hidden, attended), (2 * inner, hidden), (hidden, inner))
+    for rows, cols in (*products, (config.vocab_size, hidden)):
         yield from _linear_trials(make, rows, cols, weight_format)
-
-
-_Make = Callable[[Callable[..., object]], _Call]
-_Call2 = tuple[Callable[..., object], Callable[..., object]]
 
 
 def _linear_trials(make: _Operands, rows: int, cols: int, weight_format: str) -> Iterator[Trial]:

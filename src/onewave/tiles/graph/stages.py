@@ -16,7 +16,7 @@ from onewave.tiles.sim.caches import Stream, replay
 Ints = npt.NDArray[np.int64]
 
 PART_ORDERS = ("sequential", "row-by-row", "rows:2", "half-row", "accumulate-first-column")
-"""Orders in which a part of a graph is tried."""
+"""Orders to try for a part of a graph."""
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def near_square(rows: int, cols: int, parameter: int = 132) -> Ints:
 def stream_k(rows: int, cols: int, parameter: int = 132) -> Ints:
     """P = `parameter` contiguous runs of the row order, equal to within one tile, taking turns: each run's first, ...
 
-    This is the order in which Stream-K's workers touch tiles. Splitting a tile's K over two workers as well takes a
+    Stream-K's workers touch tiles in this order. Splitting a tile's K over two workers as well takes a
     different graph: builders.gemm_stream_k. Source: Osama et al. 2023, arXiv:2301.03598.
     """
     total = rows * cols

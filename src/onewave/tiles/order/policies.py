@@ -4,7 +4,7 @@ A policy groups the tiles of each tensor. A task posts 1 to the counter of the g
 a task that depends on it waits until the whole group has posted. Both numbers follow from the graph. Coarser groups
 need fewer counters and waits, but wait for more.
 
-A wait for a group of which some members run after the waiting task could never end. So a group is cut where the order
+A wait for a group with members that run after the waiting task could never end. So a group is cut where the order
 puts a consumer between its members: each part has a counter of its own. Every wait is then for tasks that stand before
 the waiting one in the order, and queues that keep that order can't deadlock, whatever the policy.
 
@@ -100,7 +100,7 @@ def conv2d_tile(stage: StageTiles) -> Ints:
 
 
 def consecutive(stage: StageTiles) -> Ints:
-    """Runs of neighbouring tiles share a counter; the longest runs of which every reader needs all or nothing."""
+    """Runs of neighbouring tiles share a counter: the longest whose tiles each reader needs all or none."""
     cut = np.zeros(len(stage.index) + 1, dtype=np.int64)
     if len(stage.read):
         joined = (stage.reader[1:] == stage.reader[:-1]) & (stage.read[1:] == stage.read[:-1] + 1)

@@ -85,7 +85,7 @@ class Program:
 
     @staticmethod
     def from_graph(graph: TileGraph) -> Program:
-        """View a graph as a program. A task's name is its opcode, in the order in which names first occur."""
+        """View a graph as a program. A task's name is its opcode; opcodes are numbered as names first occur."""
         opcode_of: dict[str, int] = {}
         phase_of: dict[str, int] = {}
         opcodes: list[int] = []

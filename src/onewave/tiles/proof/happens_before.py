@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +17,14 @@ import numpy.typing as npt
 from onewave.tiles.graph.graph import entries_of
 from onewave.tiles.order.schedule import Csr, Ints, Mode, Schedule, Syncs
 
-# Numbers held at once while happens-before is followed; more columns are done in several passes.
+# Words held at once while happens-before is followed; more tasks are asked about in several passes.
 MAX_CELLS = 1 << 25
+Words = npt.NDArray[np.uint64]
 BITS = 64
 # Waits or posts looked through at once.
 MAX_ENTRIES = 1 << 20
 # Up to so many counters of one task, a loop is faster than fancy indexing.
 MAX_LOOPED = 6
-# With more workers than this, one bit per task asked about is less than one clock per worker.
-MAX_CLOCKS = 1024
 
 
 @dataclass(frozen=True)
@@ -184,8 +182,7 @@ def unordered_pairs(schedule: Schedule, places: Places, order: Ints, earlier: In
     """Of the pairs (earlier, later), the places of those that happens-before does not order that way.
 
     order: a topological order. Neighbourly cases are decided at once: same queue, or a direct wait. The rest follow
-    happens-before through the whole schedule: per worker the last task known to have ended, or one bit per task asked
-    about (ticket, where the worker of a task is not known; and thousands of workers).
+    happens-before through the schedule, one bit per task asked about.
     """
     rest = np.arange(len(earlier), dtype=np.int64)
     if schedule.mode is Mode.STATIC:
@@ -202,10 +199,7 @@ def unordered_pairs(schedule: Schedule, places: Places, order: Ints, earlier: In
     # One question for each distinct pair.
     _, ask, answers = np.unique(earlier[rest] * places.num_tasks + later[rest], return_index=True, return_inverse=True)
     pairs = (earlier[rest][ask], later[rest][ask])
-    if schedule.mode is Mode.STATIC and len(np.unique(places.worker[pairs[0]])) <= MAX_CLOCKS:
-        missing = _ask_clocks(schedule, places, order, *pairs)
-    else:
-        missing = _ask_bits(schedule, places, order, rank, *pairs)
+    missing = _ask(schedule, places, order, rank, *pairs)
     return np.sort(np.concatenate((bad, rest[missing[answers.reshape(-1)]])))
 
 
@@ -221,7 +215,7 @@ def _waits_directly(syncs: Syncs, earlier: Ints, later: Ints) -> npt.NDArray[np.
 
 
 def _find(found: npt.NDArray[np.bool_], pairs: Ints, walked: tuple[Csr, Ints], other: tuple[Csr, Ints], counters: int):
-    """Set found for each of the pairs of which a counter in the walked task's row is in the other task's row too."""
+    """Set found for each of the pairs whose tasks' rows have a counter in common."""
     rows, task = walked
     keys = np.unique(other[0].row * max(1, counters) + other[0].first)
     counts = np.diff(rows.start)[task[pairs]]
@@ -240,40 +234,7 @@ def _find(found: npt.NDArray[np.bool_], pairs: Ints, walked: tuple[Csr, Ints], o
         low = high
 
 
-def _ask_clocks(schedule: Schedule, places: Places, order: Ints, earlier: Ints, later: Ints) -> npt.NDArray[np.bool_]:
-    """Vector clocks: for each worker, how many tasks of its queue are known to have ended."""
-    missing = np.zeros(len(earlier), dtype=np.bool_)
-    workers = np.unique(places.worker[earlier])
-    ordered: list[int] = order.tolist()
-    rows = schedule.syncs.num_counters + schedule.num_workers + 1
-    width = max(1, min(len(workers), MAX_CELLS // rows))
-    for low in range(0, len(workers), width):
-        block = workers[low : low + width]
-        column = np.full(schedule.num_workers, -1, dtype=np.int64)
-        column[block] = np.arange(len(block))
-        mine = np.flatnonzero(column[places.worker[earlier]] >= 0)
-        questions = _by_task(later[mine], mine)
-        clock = np.zeros((schedule.num_workers, len(block)), dtype=np.int32)
-        posted = np.zeros((schedule.syncs.num_counters, len(block)), dtype=np.int32)
-        waits, posts = _lists(schedule.syncs)
-        at_worker: list[int] = places.worker.tolist()
-        at_position: list[int] = places.position.tolist()
-        columns: list[int] = column.tolist()
-        for task in ordered:
-            worker = at_worker[task]
-            row = clock[worker]
-            _hear(np.maximum, row, posted, waits[task])
-            asked = questions.get(task)
-            if asked is not None:
-                before = earlier[asked]
-                missing[asked] = row[column[places.worker[before]]] <= places.position[before]
-            if columns[worker] >= 0:
-                row[columns[worker]] = at_position[task] + 1
-            _tell(np.maximum, row, posted, posts[task])
-    return missing
-
-
-def _ask_bits(
+def _ask(
     schedule: Schedule, places: Places, order: Ints, rank: Ints, earlier: Ints, later: Ints
 ) -> npt.NDArray[np.bool_]:
     """Follow a block of sources at a time, one bit each, through the stretch of the order that their pairs span."""
@@ -298,33 +259,33 @@ def _ask_bits(
             row = known[at_worker[task]]
             if ticket:
                 row[:] = 0
-            _hear(np.bitwise_or, row, posted, waits[task])
+            _hear(row, posted, waits[task])
             asked = questions.get(task)
             if asked is not None:
                 which = bit[earlier[asked]]
                 missing[asked] = (row[which // BITS] >> (which % BITS).astype(np.uint64)) & np.uint64(1) == 0
             if bits[task] >= 0:
                 row[bits[task] // BITS] |= np.uint64(1 << (bits[task] % BITS))
-            _tell(np.bitwise_or, row, posted, posts[task])
+            _tell(row, posted, posts[task])
     return missing
 
 
-def _hear(merge: np.ufunc, row: npt.NDArray[Any], posted: npt.NDArray[Any], counters: list[int]) -> None:
+def _hear(row: Words, posted: Words, counters: list[int]) -> None:
     """Merge what was posted to the counters into a worker's knowledge."""
     if len(counters) > MAX_LOOPED:
-        merge(row, merge.reduce(posted[counters], axis=0), out=row)
+        row |= np.bitwise_or.reduce(posted[counters], axis=0)
         return
     for counter in counters:
-        merge(row, posted[counter], out=row)
+        row |= posted[counter]
 
 
-def _tell(merge: np.ufunc, row: npt.NDArray[Any], posted: npt.NDArray[Any], counters: list[int]) -> None:
+def _tell(row: Words, posted: Words, counters: list[int]) -> None:
     """Merge a worker's knowledge into the counters that it posts to."""
     if len(counters) > MAX_LOOPED:
-        posted[counters] = merge(posted[counters], row)
+        posted[counters] |= row
         return
     for counter in counters:
-        merge(posted[counter], row, out=posted[counter])
+        posted[counter] |= row
 
 
 def _by_task(task: Ints, entry: Ints) -> dict[int, Ints]:

@@ -190,9 +190,7 @@ class _Batch:
         idle = (self.state == IDLE).all(axis=1)
         over = (self.tickets >= len(table.queue)) if self.ticket else (self.place >= lengths).all(axis=1)
         complete = idle & over
-        blocked = np.zeros(self.runs, dtype=np.bool_)
-        everyone = np.arange(self.runs)
-        blocked[everyone] = ~self._enabled(everyone, lengths).any(axis=1)
+        blocked = ~self._enabled(np.arange(runs), lengths).any(axis=1)
         self.stuck |= ~complete & blocked & self.finished
         once = (self.ended == 1).all(axis=1) & (self.version == self.last).all(axis=1)
         self._blame(

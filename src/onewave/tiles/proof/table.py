@@ -7,7 +7,7 @@ header, 20 words
   5 queues   6 workers that run at once   7 tasks   8 queue entries   9 slots   10 tiles   11 counters   12 operands
   13 waits   14 posts   15 bytes of names   16..18 zero   19 CRC-32 of all words but this one
 queue starts   queues + 1: queue w owns entries start[w] to start[w + 1]; ticket mode has one queue, the ticket order
-queue entries  rows of tasks, in the order in which a worker (or the worker with the ticket) runs them
+queue entries  rows of tasks, in the order of a worker (or of the tickets)
 tasks          10 words a row, rows in an order that happens-before allows:
                0 the task's number in its graph   1 opcode   2 phase   3 first operand   4 reads   5 writes
                6 first wait   7 waits   8 first post   9 posts

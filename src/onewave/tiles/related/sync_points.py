@@ -64,7 +64,7 @@ def grid_syncs(graph: TileGraph, workers: int = 132, mapping: str = "follow") ->
     mapping: how an operator's tasks are dealt out: "deal" (its i-th task to worker i mod workers), "row" or "column"
     (by the task's row block or column), "follow" (to the one worker that ran all it depends on, where there is one and
     it has not had its share of this operator yet; else as "deal", to the next that has not). Each dependency is an
-    interval of boundaries, one of which must have a barrier; taking each interval's end as late as possible gives the
+    interval of boundaries. One of them must have a barrier; taking each interval's end as late as possible gives the
     fewest. Raises InvalidArgumentError.
     """
     if not 1 <= workers <= MAX_WORKERS:

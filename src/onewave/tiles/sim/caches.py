@@ -23,7 +23,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Stream:
-    """Accesses in the order in which they reach a cache.
+    """Accesses in the order of their arrival at a cache.
 
     tile: int64 numbers, any. is_write: bool. nbytes: int64 bytes of each access's tile (1 each to count in tiles).
     group: None, or int64 per access: while a group's accesses run, tiles that it has touched are not evicted.

@@ -264,5 +264,5 @@ def _stuck(graph: TileGraph, running: Lanes) -> InvalidArgumentError:
     return InvalidArgumentError(
         "deadlock",
         got=f"task {waiting} ({graph.tasks[waiting].name}) on lane {running.lane[waiting]} waits for task {blocked}",
-        next="Use an order in which every producer precedes its consumers; `onewave tiles verify` names the cycle.",
+        next="Use an order with every producer before its consumers; `onewave tiles verify` names the cycle.",
     )

@@ -126,7 +126,7 @@ class Trace:
         return names, np.array([number[name] for name in self.phase], dtype=np.int64)
 
     def phases(self) -> tuple[PhaseTime, ...]:
-        """Times by phase, in the order in which phases first start."""
+        """Times by phase, phases in the order of their first starts."""
         names, group = self.phase_groups()
         found: list[PhaseTime] = []
         for place, name in enumerate(names):
@@ -236,21 +236,23 @@ def compare(a: Trace, b: Trace) -> list[dict[str, Any]]:
         raise InvalidArgumentError("compare", got=f"traces in {a.unit} and {b.unit}", allowed="traces in one unit")
     mine, theirs = ({phase.phase: phase for phase in trace.phases()} for trace in (a, b))
     rows: list[dict[str, Any]] = []
-    for phase in dict.fromkeys([*mine, *theirs]):
-        row: dict[str, Any] = {"phase": phase}
-        for key, found in (("a", mine.get(phase)), ("b", theirs.get(phase))):
-            row[f"{key}_tasks"] = 0 if found is None else found.tasks
-            row[f"{key}_busy"] = 0.0 if found is None else found.busy
-            row[f"{key}_waited"] = 0.0 if found is None else found.waited
-            row[f"{key}_span"] = 0.0 if found is None else found.last - found.first
-        rows.append(row | {"busy_ratio": row["b_busy"] / row["a_busy"] if row["a_busy"] else None})
-    total: dict[str, Any] = {"phase": "total"}
-    for key, trace in (("a", a), ("b", b)):
-        total[f"{key}_tasks"] = len(trace)
-        total[f"{key}_busy"] = float(trace.busy.sum())
-        total[f"{key}_waited"] = float(trace.waited.sum())
-        total[f"{key}_span"] = trace.makespan
-    return [*rows, total | {"busy_ratio": total["b_busy"] / total["a_busy"] if total["a_busy"] else None}]
+    for name in dict.fromkeys([*mine, *theirs]):
+        nothing = PhaseTime(name, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        pair = [
+            (p.tasks, p.busy, p.waited, p.last - p.first) for p in (mine.get(name, nothing), theirs.get(name, nothing))
+        ]
+        rows.append(_beside(name, *pair))
+    totals = [(len(t), float(t.busy.sum()), float(t.waited.sum()), t.makespan) for t in (a, b)]
+    return [*rows, _beside("total", *totals)]
+
+
+def _beside(phase: str, a: tuple[float, ...], b: tuple[float, ...]) -> dict[str, Any]:
+    """A row of compare. a, b: tasks, busy and waited time, span."""
+    names = ("tasks", "busy", "waited", "span")
+    row = {
+        f"{key}_{name}": value for key, side in (("a", a), ("b", b)) for name, value in zip(names, side, strict=True)
+    }
+    return {"phase": phase, **row, "busy_ratio": b[1] / a[1] if a[1] else None}
 
 
 def _covered(start: Floats, end: Floats) -> float:
