@@ -12,7 +12,7 @@ from torch import Tensor
 from kit.operands.on_gpu import ON_HOPPER
 from onewave.ops.attention.masks import options
 from onewave.ops.attention.op import attention, attention_varlen
-from onewave.ops.attention.reference import attention_varlen as in_torch
+from onewave.ops.attention.reference import attention as in_torch
 
 pytestmark = ON_HOPPER
 NAN = float("nan")

@@ -22,7 +22,6 @@ from onewave.ops.attention.hopper import order as gluon_order_impl
 from onewave.ops.attention.hopper import plan as gluon_plan_impl
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.reference import attention as in_torch
-from onewave.ops.attention.reference import attention_varlen as in_torch_varlen
 
 NAN = float("nan")
 MASKS: list[dict[str, Any]] = [
@@ -100,7 +99,7 @@ def test_rows_beyond_the_longest_that_was_said_and_behind_all_sequences_are_left
     out = torch.full_like(q, 7.0)
     given: dict[str, Any] = {"sinks": sinks, "return_lse": True} | mask
     _, lse = attention_varlen(q, k, v, starts, key_starts, longest, 130, out=out, backend="gluon", **given)
-    exact, exact_lse = in_torch_varlen(q[:267].float(), k.float(), v.float(), starts, key_starts, **mask, sinks=sinks)
+    exact, exact_lse = in_torch(q[:267].float(), k.float(), v.float(), starts, key_starts, **mask, sinks=sinks)
     left_alone = torch.arange(len(q)) >= sum(lengths)
     left_alone[3 + longest : 203] = True
     assert (out[left_alone] == 7.0).all()
@@ -265,7 +264,7 @@ def test_packed_sequences_and_pages_see_no_neighbours(
     starts, key_starts = (torch.tensor([0, *n]).cumsum(0).int() for n in (LENGTHS, KEY_LENGTHS))
     q = randn(sum(LENGTHS), 2, head_dim, seed=0)
     k, v = (randn(sum(KEY_LENGTHS) + 50, 1, head_dim, seed=seed) for seed in (1, 2))
-    exact, exact_lse = in_torch_varlen(q.float(), k.float(), v.float(), starts, key_starts, **mask)
+    exact, exact_lse = in_torch(q.float(), k.float(), v.float(), starts, key_starts, **mask)
     for tensor in (k, v):
         tensor[sum(KEY_LENGTHS) :] = NAN
         left = mask.get("window", (-1,))

@@ -49,7 +49,7 @@ def choose(call: AttentionCall) -> AttentionChoice:
         choice = _in_pytorch(call)
         paged = call.packed is not None and call.packed.block_table is not None
         return replace(choice, copies_pages=True) if paged else choice
-    facts = _facts(call)
+    facts = facts_of(call)
     if facts.page_size is None:
         return _on_gpu(facts)
     return _of_pages(facts, _facts_of_copy(call, facts))
@@ -80,7 +80,8 @@ def _in_pytorch(call: AttentionCall) -> AttentionChoice:
     return _MASKED if wanted.hides_keys else _WHOLE
 
 
-def _facts(call: AttentionCall) -> Facts:
+def facts_of(call: AttentionCall) -> Facts:
+    """All that decides which kernel of a GPU runs a call."""
     q, k, v, packed, device = call.q, call.k, call.v, call.packed, call.device
     if packed is None:
         batch, num_heads, num_queries, head_dim = q.shape

@@ -32,19 +32,11 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
     return out.copy_(result)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> tuple[Tensor, Tensor]:
-    """Return attend's results for op.attention's keywords."""
-    return attend(q, k, v, *_asked(q, keywords))
-
-
-def attention_varlen(q: Tensor, k: Tensor, v: Tensor, *starts: Tensor, **keywords: Any) -> tuple[Tensor, Tensor]:
-    """Return attend_packed's results for op.attention_varlen's keywords. starts: cu_seqlens_q, cu_seqlens_k."""
-    return attend_packed((q, k, v), starts, *_asked(q, keywords))
-
-
-def _asked(q: Tensor, keywords: dict[str, Any]) -> tuple[Extras, Options]:
+def attention(q: Tensor, k: Tensor, v: Tensor, *starts: Tensor, **keywords: Any) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) for op.attention's keywords. starts: cu_seqlens_q and cu_seqlens_k of packed sequences."""
     extras = Extras(*(keywords.pop(name, None) for name in Extras._fields))
-    return extras, options("attention", head_dim=q.shape[-1], **keywords)
+    wanted = options("attention", head_dim=q.shape[-1], **keywords)
+    return attend_packed((q, k, v), starts, extras, wanted) if starts else attend(q, k, v, extras, wanted)
 
 
 @outside_autocast

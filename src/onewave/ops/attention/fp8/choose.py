@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 
-from onewave.base.device import Device
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention.call import AttentionCall, Extras, Packed
+from onewave.ops.attention.call import AttentionCall, Extras
 from onewave.ops.attention.checks import check_ranks
-from onewave.ops.attention.choose import OPTIONS, options_of, packing_of, take_shapes
+from onewave.ops.attention.choose import OPTIONS, facts_of, options_of, packing_of, take_shapes
 from onewave.ops.attention.choose import choose as choose_attention
 from onewave.ops.attention.fp8.call import Fp8Call, check
 from onewave.ops.attention.fp8.plan import COLUMNS, FP8_TILE, KEYS, ROWS, WARPGROUPS, deal
-from onewave.ops.attention.hopper.choose import undescribable, why_dealt, work_of
+from onewave.ops.attention.hopper.choose import why_dealt, work_of
 from onewave.ops.attention.hopper.plan import swept
-from onewave.ops.attention.masks import Options
 from onewave.ops.attention.plan import AttentionChoice, Facts
-from onewave.ops.backends import load
 from onewave.ops.choice import Asked, because, empty_on_meta
 
 _HOPPER = (9, 0)
@@ -34,75 +31,39 @@ def choose(call: Fp8Call) -> AttentionChoice:
     """Return what runs. Raises UnsupportedError where backend="gluon" does not take the call."""
     if call.backend == "reference":
         return AttentionChoice("reference", "fp8.dequantised", "attention: float32 PyTorch", (because("asked for"),))
-    reason = _refusal(call)
-    if reason is not None:
-        if call.backend == "gluon":
-            raise UnsupportedError("attention_fp8 (backend=gluon)", got=reason, next='Use backend="auto".')
-        packed = call.packed
-        lengths = None if packed is None else (packed.num_sequences, packed.max_seqlen_q, packed.max_seqlen_k)
-        has_sinks = call.extras.sinks is not None
-        inner = _of_copies(
-            call.device, tuple(call.q.shape), tuple(call.k.shape), call.options, lengths, has_sinks, call.with_lse
-        )
-        first = because("attention of dequantised copies: {}", reason)
-        return replace(inner, module="fp8.dequantised", reasons=(first, *inner.reasons))
-    packed, q, k = call.packed, call.q, call.k
-    if packed is None:
-        (batch, num_heads, num_queries, head_dim), tokens, num_keys = q.shape, None, k.shape[2]
-    else:
-        (tokens, num_heads, head_dim), batch = q.shape, packed.num_sequences
-        # Keys of all sequences: their number is all that the host knows.
-        num_queries, num_keys = packed.max_seqlen_q, k.shape[0]
-    facts = Facts(
-        call.name, call.backend, call.device, q.dtype, call.options, batch, num_heads, k.shape[1], num_queries,
-        num_keys, head_dim, tokens,
-    )  # fmt: skip
-    return _on_hopper(facts, with_lse=call.with_lse)
+    facts = None if call.on_cpu else facts_of(call)
+    reason = "tensors on a CPU" if facts is None else _refusal(facts)
+    if facts is not None and reason is None:
+        # Of packed sequences all that the host knows is how many keys they have together.
+        facts = facts if call.packed is None else facts._replace(num_keys=call.k.shape[0])
+        return _on_hopper(facts, with_lse=call.with_lse)
+    if call.backend == "gluon":
+        raise UnsupportedError("attention_fp8 (backend=gluon)", got=reason, next='Use backend="auto".')
+    inner = _of_copies(call)
+    first = because("attention of dequantised copies: {}", reason)
+    return replace(inner, module="fp8.dequantised", reasons=(first, *inner.reasons))
 
 
-def _refusal(call: Fp8Call) -> str | None:
+def _refusal(facts: Facts) -> str | None:
     """Why the Hopper kernel does not run a call, None if it does."""
-    capability = call.device.capability
-    if capability is None:
-        return "tensors on a CPU"
-    if capability != _HOPPER:
-        return f"products in float8 need sm_90, and this is sm_{capability[0]}{capability[1]}"
-    if call.backend != "gluon" and not swept("float8_e4m3fn", _SWEPT_HEAD_DIM):
+    if facts.capability != _HOPPER:
+        return "products in float8 need sm_90, and this is sm_{}{}".format(*facts.capability)
+    if not facts.asked_for and not swept("float8_e4m3fn", _SWEPT_HEAD_DIM):
         return "its sweep on a GPU has not covered float8"
-    missing = None if call.described is not None else _missing()
-    return undescribable(call.q, call.k, call.v) if missing is None else missing
+    if facts.missing is not None:
+        return f"the Hopper kernel needs Triton 3.6's Gluon: {facts.missing}"
+    return facts.strides
 
 
-@cache
-def _missing() -> str | None:
-    try:
-        load("attention", "fp8.launch")
-    except ImportError as error:
-        return f"the Hopper kernel needs Triton 3.6's Gluon: {error}"
-    return None
-
-
-@lru_cache(maxsize=1024)
-def _of_copies(
-    device: Device,
-    q_shape: tuple[int, ...],
-    k_shape: tuple[int, ...],
-    wanted: Options,
-    lengths: tuple[int, int, int] | None,
-    has_sinks: bool,
-    with_lse: bool,
-) -> AttentionChoice:
-    """What attention chooses for dequantised copies. lengths: sequences and the longest's queries and keys."""
+def _of_copies(call: Fp8Call) -> AttentionChoice:
+    """What attention chooses for dequantised copies."""
     # float16 would not hold what legal scales make of float8.
-    dtype = torch.float32 if device.capability is None else torch.bfloat16
-    q, k = empty_on_meta(q_shape, dtype), empty_on_meta(k_shape, dtype)
-    lse = empty_on_meta(q_shape[:-1], torch.float32) if with_lse else None
-    extras = Extras(empty_on_meta(q_shape[1:2], torch.float32) if has_sinks else None)
-    packed = None
-    if lengths is not None:
-        starts = empty_on_meta((lengths[0] + 1,), torch.int32)
-        packed = Packed(starts, starts, lengths[1], lengths[2])
-    return choose_attention(AttentionCall(q, k, k, extras, wanted, packed=packed, lse=lse, described=device))
+    dtype = torch.float32 if call.on_cpu else torch.bfloat16
+    q, k = empty_on_meta(call.q.shape, dtype), empty_on_meta(call.k.shape, dtype)
+    lse = q if call.with_lse else None
+    return choose_attention(
+        AttentionCall(q, k, k, call.extras, call.options, packed=call.packed, lse=lse, described=call.device)
+    )
 
 
 @lru_cache(maxsize=1024)
