@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from kit.lanes import slow
-from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
+from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, random_model
 from kit.numpy_gpu.gluon_in_numpy import Fault
 from kit.numpy_gpu.happens_before import Race
-from kit.numpy_gpu.simulated_device import words
-from kit.numpy_gpu.simulated_wave import LONG, Simulated
+from kit.numpy_gpu.simulated_wave import LONG, Simulated, assert_batch_invariant, assert_error_rule
 from onewave.base.weight_formats import COMPACT
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
@@ -204,20 +203,7 @@ def test_one_listed_weight_is_as_good_as_any_in_each_half_of_a_tile(monkeypatch:
 def test_neither_workers_nor_batch_mates_change_a_bit() -> None:
     model = model_of(LONG)
     plant_listed(model)
-    contexts, tokens = [40, 3, 299, 16], [5, 6, 7, 8]
-    caches = [words(randn(1, 4, 2, CAPACITY, 32, seed=seed).bfloat16()) for seed in (1, 2)]
-
-    def step(workers: int, rows: list[int]) -> Tensor:
-        wave = compact(model, 4, workers)
-        for cache, pointer in zip(caches, (wave.k, wave.v), strict=True):
-            wave.bench.memory.set(pointer, cache)
-        return wave.step([tokens[i] for i in rows], [contexts[i] for i in rows], rows)
-
-    together = step(3, [0, 1, 2, 3])
-    for workers in (1, 7):
-        assert torch.equal(step(workers, [0, 1, 2, 3]), together)
-    for row in (0, 2):
-        assert torch.equal(step(3, [row])[0], together[row])
+    assert_batch_invariant(model, COMPACT)
 
 
 def test_blocks_may_hand_off_by_counters() -> None:
@@ -228,18 +214,8 @@ def test_blocks_may_hand_off_by_counters() -> None:
 
 
 def test_logits_are_as_near_to_exact_ones_as_the_error_rule_asks() -> None:
-    model, batch = model_of(BASE), 3
-    exact, wave = in_float32(model), compact(model, batch, 3)
-    caches = [network.new_cache(num_slots=batch, capacity=CAPACITY) for network in (exact, model)]
-    dice = torch.Generator().manual_seed(5)
-    for position in range(3):
-        tokens = torch.randint(131, (batch,), generator=dice)
-        rows = (tokens, torch.full((batch,), position), torch.arange(batch))
-        right, ordinary = (
-            network.forward(Batch.decode(*rows), kv).float() for network, kv in zip((exact, model), caches, strict=True)
-        )
-        found = wave.step(*(row.tolist() for row in rows))
-        assert (found - right).abs().max() <= 2 * (ordinary - right).abs().max() + 1e-5
+    model = model_of(BASE)
+    assert_error_rule(compact(model, 3, 3), in_float32(model), model)
 
 
 def test_a_stream_of_compact_weights_has_as_many_tiles_and_a_deeper_ring() -> None:

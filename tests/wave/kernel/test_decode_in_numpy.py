@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from kit.lanes import slow
 from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
-from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, STREAM, Simulated
+from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, STREAM, Simulated, assert_batch_invariant
 from onewave.base.settings import Settings
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
@@ -135,21 +134,7 @@ def test_one_layer_of_llamas_real_shape() -> None:
 
 
 def test_neither_workers_nor_batch_mates_change_a_bit() -> None:
-    model = random_model(LONG)
-    contexts, tokens = [40, 3, 299, 16], [5, 6, 7, 8]
-    caches = [randn(1, 4, 2, CAPACITY, 32, seed=seed).half().numpy().view(np.int32) for seed in (1, 2)]
-
-    def step(workers: int, rows: list[int]) -> Tensor:
-        wave = Simulated(model, 4, workers, 4)
-        for cache, pointer in zip(caches, (wave.k, wave.v), strict=True):
-            wave.bench.memory.set(pointer, cache)
-        return wave.step([tokens[i] for i in rows], [contexts[i] for i in rows], rows)
-
-    together = step(3, [0, 1, 2, 3])
-    for workers in (1, 7):
-        assert torch.equal(step(workers, [0, 1, 2, 3]), together)
-    for row in (0, 2):
-        assert torch.equal(step(3, [row])[0], together[row])
+    assert_batch_invariant(random_model(LONG))
 
 
 def test_a_batch_that_shrinks_and_grows_finds_nothing_of_an_earlier_step() -> None:

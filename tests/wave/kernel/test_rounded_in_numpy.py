@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from kit.lanes import slow
-from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
+from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, random_model
 from kit.numpy_gpu.gluon_in_numpy import Fault
 from kit.numpy_gpu.happens_before import Race
-from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, Simulated
+from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, Simulated, assert_batch_invariant, assert_error_rule
 from onewave.base.weight_formats import ROUNDINGS
 from onewave.engine.load.rounded import round_weights
 from onewave.models import llama_plan
@@ -135,20 +134,7 @@ def test_slices_of_a_long_row_carry_their_rows_scales(monkeypatch: pytest.Monkey
 
 
 def test_neither_workers_nor_batch_mates_change_a_bit() -> None:
-    model = random_model(LONG)
-    contexts, tokens = [40, 3, 299, 16], [5, 6, 7, 8]
-    caches = [randn(1, 4, 2, CAPACITY, 32, seed=seed).half().numpy().view("int32") for seed in (1, 2)]
-
-    def step(workers: int, rows: list[int]) -> Tensor:
-        wave = Simulated(model, 4, workers, 4, weight_format=ROUNDINGS["int8"])
-        for cache, pointer in zip(caches, (wave.k, wave.v), strict=True):
-            wave.bench.memory.set(pointer, cache)
-        return wave.step([tokens[i] for i in rows], [contexts[i] for i in rows], rows)
-
-    together = step(3, [0, 1, 2, 3])
-    for workers in (1, 7):
-        assert torch.equal(step(workers, [0, 1, 2, 3]), together)
-    assert torch.equal(step(3, [2])[0], together[2])
+    assert_batch_invariant(random_model(LONG), ROUNDINGS["int8"])
 
 
 def test_a_stream_of_bytes_is_half_as_long_and_its_ring_twice_as_deep() -> None:
@@ -162,24 +148,10 @@ def test_a_stream_of_bytes_is_half_as_long_and_its_ring_twice_as_deep() -> None:
 
 @pytest.mark.parametrize("name", ROUNDINGS)
 def test_logits_are_as_near_to_exact_ones_as_the_error_rule_asks(name: str) -> None:
-    model, batch = random_model(BASE), 3
-    exact = exact_of(model, name)
-    plain = Llama(
-        model.config,
-        round_weights(random_model(BASE).weights, ROUNDINGS[name]),
-        max_model_len=model.config.max_position,
-    )
-    wave = Simulated(model, batch, 3, batch, weight_format=ROUNDINGS[name])
-    caches = [network.new_cache(num_slots=batch, capacity=CAPACITY) for network in (exact, plain)]
-    dice = torch.Generator().manual_seed(5)
-    for position in range(3):
-        tokens = torch.randint(131, (batch,), generator=dice)
-        rows = (tokens, torch.full((batch,), position), torch.arange(batch))
-        right, ordinary = (
-            network.forward(Batch.decode(*rows), kv) for network, kv in zip((exact, plain), caches, strict=True)
-        )
-        found = wave.step(*(row.tolist() for row in rows))
-        assert (found - right).abs().max() <= 2 * (ordinary - right).abs().max() + 1e-5
+    model = random_model(BASE)
+    rounded = round_weights(random_model(BASE).weights, ROUNDINGS[name])
+    plain = Llama(model.config, rounded, max_model_len=model.config.max_position)
+    assert_error_rule(Simulated(model, 3, 3, 3, weight_format=ROUNDINGS[name]), exact_of(model, name), plain)
 
 
 def test_a_slot_that_goes_before_anything_orders_its_loads_and_the_next_copies_is_found() -> None:
