@@ -325,7 +325,7 @@ class Tokenizer:
             return []
         with backend_call(self._parts.file, "encoding text", callers=(TypeError, UnicodeError)):
             ids = self._text_backend(tags, at_start).encode(text, add_special_tokens=False).ids
-            forged = (self.special_ids | tags) - self._unknown
+            forged = self.control_ids | tags
             if forged.isdisjoint(ids):
                 return ids
             return [j for i in ids for j in (self._spell(i, forged) if i in forged else [i])]
@@ -336,12 +336,11 @@ class Tokenizer:
         return self._parts
 
     @cached_property
-    def _unknown(self) -> frozenset[int]:
-        """What stands for text that the vocabulary does not have, unless it ends an answer or begins a text too."""
+    def control_ids(self) -> frozenset[int]:
+        """The special ids without the one for text that the vocabulary lacks, unless that begins a text or ends it."""
         text = getattr(self._backend.model, "unk_token", None) or self._parts.special_tokens.get("unk_token")
-        token_id = None if text is None else self._backend.token_to_id(text)
-        taken = {*self.eos_token_ids, self.bos_token_id, None}
-        return frozenset[int]() if token_id in taken else frozenset({cast("int", token_id)})
+        unknown = None if text is None else self._backend.token_to_id(text)
+        return self.special_ids - ({unknown} - {*self.eos_token_ids, self.bos_token_id})
 
     def _spell(self, token_id: int, forged: frozenset[int]) -> list[int]:
         """A token's text in tokens that are not `forged`; nothing where the vocabulary has none."""
