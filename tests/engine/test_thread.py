@@ -152,6 +152,40 @@ def test_what_a_reader_may_see_never_holds_a_stop_string(monkeypatch: pytest.Mon
     assert not any(stop in each for each in shown)
 
 
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_readers_are_told_while_the_device_works_and_of_every_token(run_ahead: int) -> None:
+    """A reader that wakes while the next step is launched holds it up."""
+    log = list[str]()
+
+    class Noting(FakeRunner):
+        def decode(self, *given: Any) -> Any:
+            log.append("launch")
+            return super().decode(*given)
+
+        def check(self) -> None:
+            log.append("read")
+
+    engine = make_engine(Noting(run_ahead=run_ahead))
+    request = engine.add(None, [3], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True), Reader(True))
+    real, told = request.updates, list[int]()
+
+    def put(state: Any) -> None:
+        log.append("tell")
+        told.append(5 if state is None else state.samples[0].num_tokens)
+        real.put(state)
+
+    request.updates = cast("Any", SimpleNamespace(put=put, get=real.get))
+    thread = EngineThread(engine)
+    thread.call(lambda: None)
+    while real.get() is not None:
+        pass
+    thread.end()
+    assert told == [1, 2, 3, 4, 5]
+    # The first token at once; with steps that run ahead the others between a launch and the wait for the one before.
+    ahead = "read tell launch launch read" + " launch tell read" * 2 + " tell read tell"
+    assert " ".join(log) == (ahead if run_ahead else "read tell" + " launch read tell" * 4)
+
+
 def test_a_stream_that_is_dropped_in_the_middle_of_a_step_ends_after_it(
     monkeypatch: pytest.MonkeyPatch, llm: LLM
 ) -> None:
@@ -199,9 +233,10 @@ class Stepped:
     def has_work(self) -> bool:
         return self.steps < self.wanted
 
-    def step(self) -> None:
+    def step(self) -> bool:
         self.steps += 1
         self._step()
+        return False
 
     def tell_readers(self) -> None:
         self.told.put(self.steps)

@@ -218,7 +218,7 @@ class Engine:
         return request
 
     @torch.inference_mode()
-    def step(self) -> None:
+    def step(self) -> bool:
         """Start what can start or else launch a step of every running row, and read what is due.
 
         A step that prefills does not decode, so that a first token is seen as soon as it is there; the step after it
@@ -226,25 +226,30 @@ class Engine:
         A prompt, or a row that grows, that finds no memory ends its own request (`Request.failure`). If anything is
         raised here every request ends with a copy of it, because the device's state is unknown then, and the engine is
         ready for new ones.
+        Returns whether a step runs ahead: then the next one tells readers, when it has launched and only waits for the
+        device. A reader that wakes while a step is launched would hold it up, as Python runs one thread at a time.
         """
         try:
             with torch.cuda.device(self._runner.device) if self._on_cuda else nullcontext():
-                self._step()
+                return self._step()
         except BaseException as error:
             self.abort_all(error)
             raise
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
         if (self._prompts or self._scheduler.can_admit) and not self._prefilled_last:
             # Reading first may free more slots, and keeps every sample's tokens in order.
+            self.tell_readers()
             self._read(0)
             if chosen := self._prompts.next_pass(self._scheduler.admit):
                 self._run_prompts(chosen)
                 self._prefilled_last = True
-                return
+                return False
         self._prefilled_last = False
-        launched = self._decode()
-        self._read(self._runner.run_ahead if launched else 0)
+        ahead = self._runner.run_ahead if self._decode() else 0
+        self.tell_readers()
+        self._read(ahead)
+        return ahead > 0
 
     def tell_readers(self) -> None:
         """Put what has changed since the last call into requests' updates."""

@@ -154,19 +154,22 @@ def _serve(inbox: _Inbox, engine_of: weakref.ref[Engine]) -> SimpleQueue[None]:
                 engine.tell_readers()
                 while engine.has_work and inbox.empty():
                     _step(engine)
+                engine.tell_readers()
             del job, engine
             job = inbox.get()
     return job
 
 
 def _step(engine: Engine) -> None:
+    tells_later = False
     try:
-        engine.step()
+        tells_later = engine.step()
     except BaseException as error:
         # The requests that it ended have copies for their callers.
         _log.debug("a step failed: %s", type(error).__name__)
     # Only now: a reader that is told finds that the frames of the failed step, and what they held, are gone.
-    engine.tell_readers()
+    if not tells_later:
+        engine.tell_readers()
 
 
 def _end_at_exit(mailbox: _Mailbox) -> None:
