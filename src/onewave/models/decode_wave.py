@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
 from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
-from onewave.models.llama import Llama
+from onewave.models.llama import MATRICES, NORMS, Llama, plain
 from onewave.models.llama_plan import head_groups, plan_program, workers_for
 from onewave.wave.launch.launch import AttentionSetup, Wave, co_resident, runs_here
-from onewave.wave.plan.layout import TILE_BYTES
 from onewave.wave.plan.operations import HeadGroups
-from onewave.wave.weights.pack import StreamMatrix, Weight, WeightStream, pack_stream
+from onewave.wave.weights.pack import Weight, WeightStream, pack_stream
+
+
+def wave_weight(name: str, matrix: Tensor, gain: Tensor | None) -> Weight:
+    """A layer's matrix as its operation multiplies by it: gate and up rows take turns."""
+    return Weight(tuple(matrix.chunk(2)) if name == "gate_up" else (matrix,), gain)
 
 
 def wave_weights(model: Llama) -> dict[str, Weight]:
     """The model's matrices by operation, norm gains with them. Raises UnsupportedError for packed (quantised) ones, and
     for those that lie in a stream already."""
     found: dict[str, Weight] = {}
-
-    def dense(weight: object) -> Tensor:
-        if not isinstance(weight, Tensor):
-            got = "weights in a stream" if isinstance(weight, StreamMatrix) else "quantised weights"
-            raise UnsupportedError("one wave", got=got, allowed="bfloat16 or float16 ones")
-        return weight
-
     for index, layer in enumerate(model.weights.layers):
-        gate_up = dense(layer.gate_up)
-        gate, up = gate_up.chunk(2)
-        found[f"qkv{index}"] = Weight((dense(layer.qkv),), layer.input_norm)
-        found[f"o{index}"] = Weight((dense(layer.o),))
-        found[f"gate_up{index}"] = Weight((gate, up), layer.post_norm)
-        found[f"down{index}"] = Weight((dense(layer.down),))
-    found["head"] = Weight((dense(model.weights.head),), model.weights.norm)
+        for name in MATRICES:
+            gain = getattr(layer, NORMS[name]) if name in NORMS else None
+            found[f"{name}{index}"] = wave_weight(name, plain(getattr(layer, name), "one wave"), gain)
+    found["head"] = Weight((plain(model.weights.head, "one wave"),), model.weights.norm)
     return found
-
-
-def packed_bytes(model: Llama) -> int:
-    """About what packing a model writes: its matrices, in 16 bits."""
-    return sum(matrix.nbytes for weight in wave_weights(model).values() for matrix in weight.matrices)
 
 
 class DecodeWave:
@@ -49,8 +36,7 @@ class DecodeWave:
 
     workers: blocks of the launch, by default as `workers_for` says. delays: a test build that sleeps before tasks.
     stream: where the model's matrices lie already, with the program for `batch` that they were packed for; else they
-    are packed here, and lie on the device twice. progress: told the bytes packed so far, packed_bytes(model) in the
-    end. Raises UnsupportedError.
+    are packed here, and lie on the device twice. Raises UnsupportedError.
     """
 
     def __init__(
@@ -61,22 +47,16 @@ class DecodeWave:
         workers: int | None = None,
         delays: bool = False,
         stream: WeightStream | None = None,
-        progress: Callable[[int], None] | None = None,
     ):
         if not runs_here(model.device) or model.dtype not in (torch.bfloat16, torch.float16):
             allowed = "bfloat16 or float16 on a GPU of compute capability 9.0"
             raise UnsupportedError("one wave", got=f"{model.dtype} on {model.device}", allowed=allowed)
         config = model.config
         self.batch, self.vocab_size, self.device = batch, config.vocab_size, model.device
-
-        def told(done: int) -> None:
-            if progress is not None:
-                progress(done * TILE_BYTES)
-
         if stream is None:
             count = workers or workers_for(config, batch=batch, available=co_resident(model.device))
             program = plan_program(config, batch=batch, workers=count)
-            stream = pack_stream(program, wave_weights(model), model.device, progress=told)
+            stream = pack_stream(program, wave_weights(model), model.device)
         setup = attention_setup(model, head_groups(config, 1 << (batch - 1).bit_length()))
         self.wave = Wave(stream, activation="silu", delays=delays, attention=setup)
 

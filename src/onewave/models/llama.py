@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.device import device_of
+from onewave.base.errors import UnsupportedError
 from onewave.memory.kv_cache import KV_PAGE, StaticKVCache
 from onewave.models.batch import Batch, Phase
 from onewave.models.config.model_config import ModelConfig
@@ -39,6 +40,20 @@ else:
 
 # Of a prompt whose every token's logits are asked for: [64, 128k] float32 is 32 MiB.
 _ROWS_OF_LOGITS = 64
+
+
+MATRICES = ("qkv", "o", "gate_up", "down")
+"""A layer's, in the order in which a step uses them."""
+NORMS = {"qkv": "input_norm", "gate_up": "post_norm"}
+"""Whose gains scale a matrix's columns."""
+
+
+def plain(matrix: object, what: str) -> Tensor:
+    """Return a matrix that is a tensor. Raises UnsupportedError for packed rows, and for one that lies in a stream."""
+    if not isinstance(matrix, Tensor):
+        got = "weights in a stream" if hasattr(matrix, "stream") else "packed weights"
+        raise UnsupportedError(what, got=got, allowed="plain tensors")
+    return matrix
 
 
 @dataclass(frozen=True)

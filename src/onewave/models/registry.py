@@ -26,17 +26,16 @@ class Windows(Enum):
 class Family:
     """What sets one family apart.
 
-    architecture, model_type: as config.json calls it. gguf_architecture: as GGUF metadata calls it; Mistral's files say
-    "llama". head_dim: when config.json has none; None means hidden_size / num_attention_heads. full_kv_heads: a config
-    without num_key_value_heads means one per query head (Llama 1 and 2). sliding_window: when config.json has none.
+    model_type: as config.json calls it. in_gguf: GGUF metadata calls it so too; Mistral's files say "llama".
+    head_dim: when config.json has none; None means hidden_size / num_attention_heads. full_kv_heads: a config without
+    num_key_value_heads means one per query head (Llama 1 and 2). sliding_window: when config.json has none.
     interleaved_gguf: GGUF files hold q and k rows with the two halves of a rotary pair side by side.
     """
 
-    architecture: str
     model_type: str
-    gguf_architecture: str | None
     qkv_bias: QKVBias
     windows: Windows
+    in_gguf: bool = True
     mlp_bias: bool = False
     qk_norm: bool = False
     head_dim: int | None = None
@@ -44,13 +43,16 @@ class Family:
     sliding_window: int = 4096
     interleaved_gguf: bool = False
 
+    @property
+    def architecture(self) -> str:
+        """The model with its head, as config.json calls it."""
+        return f"{self.model_type.capitalize()}ForCausalLM"
+
 
 # TinyLlama and SmolLM2 are Llama in all but their numbers.
 FAMILIES: dict[str, Family] = {
     "llama": Family(
-        architecture="LlamaForCausalLM",
         model_type="llama",
-        gguf_architecture="llama",
         qkv_bias=QKVBias.CONFIGURED,
         windows=Windows.NONE,
         mlp_bias=True,
@@ -58,23 +60,18 @@ FAMILIES: dict[str, Family] = {
         interleaved_gguf=True,
     ),
     "mistral": Family(
-        architecture="MistralForCausalLM",
         model_type="mistral",
-        gguf_architecture=None,
+        in_gguf=False,
         qkv_bias=QKVBias.NONE,
         windows=Windows.EVERY_LAYER,
     ),
     "qwen2": Family(
-        architecture="Qwen2ForCausalLM",
         model_type="qwen2",
-        gguf_architecture="qwen2",
         qkv_bias=QKVBias.ALWAYS,
         windows=Windows.BY_LAYER,
     ),
     "qwen3": Family(
-        architecture="Qwen3ForCausalLM",
         model_type="qwen3",
-        gguf_architecture="qwen3",
         qkv_bias=QKVBias.CONFIGURED,
         windows=Windows.BY_LAYER,
         qk_norm=True,

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onewave.base.errors import UnsupportedError
 from onewave.memory.kv_cache import StaticKVCache
-from onewave.models.llama import LayerWeights, Llama
+from onewave.models.llama import LayerWeights, Llama, plain
 from onewave.ops.append_kv.reference import rotate
 from onewave.wave.weights.pack import StreamMatrix
 
@@ -33,6 +32,7 @@ def compiled_step(
     config, weights = model.config, model.weights
     embedding, head = _dense(weights.embedding), _dense(weights.head)
     layers = [(each, *map(_dense, (each.qkv, each.o, each.gate_up, each.down))) for each in weights.layers]
+    rotary = model.rotary.rows(kv.capacity)
     norm_size, eps = (config.hidden_size,), config.rms_norm_eps
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     caches = [[layer[:, :, : context + 1].clone() for layer in both] for both in zip(kv.k, kv.v, strict=True)]
@@ -51,11 +51,9 @@ def compiled_step(
         )
         return attended.flatten(1)
 
-    table = model.rotary.rows(kv.capacity)
-
     def step(tokens: Tensor, positions: Tensor) -> Tensor:
         x = F.embedding(tokens, embedding)
-        angles = table[positions]
+        angles = rotary[positions]
         for index, (layer, qkv, o, gate_up, down) in enumerate(layers):
             projected = F.linear(F.rms_norm(x, norm_size, layer.input_norm, eps), qkv, layer.qkv_bias)
             x = x + F.linear(attend(projected, layer, index, angles, positions), o, layer.o_bias)
@@ -75,6 +73,4 @@ def compiled_step(
 def _dense(matrix: object) -> Tensor:
     if isinstance(matrix, StreamMatrix):
         matrix = matrix.stream.kept(matrix)
-    if not isinstance(matrix, Tensor):
-        raise UnsupportedError("torch.compile's step", got="packed weights", allowed="bfloat16, float16 or float32")
-    return matrix
+    return plain(matrix, "torch.compile's step")

@@ -12,10 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from onewave.base.errors import UnsupportedError
 from onewave.base.rounding import restore_rows, round_rows
 from onewave.base.weight_formats import Rounding
-from onewave.models.llama import LayerWeights, LlamaWeights, MatrixWeight
+from onewave.models.llama import MATRICES, NORMS, LayerWeights, LlamaWeights, plain
 from onewave.ops.linear import pack_dense
 
 # Of float32 rows that are rounded together.
@@ -31,7 +30,7 @@ def round_weights(weights: LlamaWeights, rounding: Rounding) -> LlamaWeights:
     """
     ones = torch.ones_like(weights.norm)
     layers = tuple(_rounded_layer(layer, rounding, ones) for layer in weights.layers)
-    head = _dense(weights.head)
+    head = plain(weights.head, "quantization")
     if weights.head is weights.embedding:
         head = head.clone()
     _round(head, weights.norm, rounding)
@@ -42,24 +41,19 @@ def tile_weights(weights: LlamaWeights) -> LlamaWeights:
     """The same matrices as a CPU multiplies them in float32 (ops.linear.pack_dense), so that a row's bits do not depend
     on the rows beside it. Raises UnsupportedError for packed matrices."""
     layers = tuple(
-        replace(
-            layer,
-            qkv=pack_dense(_dense(layer.qkv)),
-            o=pack_dense(_dense(layer.o)),
-            gate_up=pack_dense(_dense(layer.gate_up)),
-            down=pack_dense(_dense(layer.down)),
-        )
-        for layer in weights.layers
+        replace(layer, **{name: pack_dense(_matrix(layer, name)) for name in MATRICES}) for layer in weights.layers
     )
-    return replace(weights, layers=layers, head=pack_dense(_dense(weights.head)))
+    return replace(weights, layers=layers, head=pack_dense(plain(weights.head, "quantization")))
 
 
 def _rounded_layer(layer: LayerWeights, rounding: Rounding, ones: Tensor) -> LayerWeights:
-    _round(_dense(layer.qkv), layer.input_norm, rounding)
-    _round(_dense(layer.o), None, rounding)
-    _round(_dense(layer.gate_up), layer.post_norm, rounding)
-    _round(_dense(layer.down), None, rounding)
-    return replace(layer, input_norm=ones, post_norm=ones)
+    for name in MATRICES:
+        _round(_matrix(layer, name), getattr(layer, NORMS[name]) if name in NORMS else None, rounding)
+    return replace(layer, **dict.fromkeys(NORMS.values(), ones))
+
+
+def _matrix(layer: LayerWeights, name: str) -> Tensor:
+    return plain(getattr(layer, name), "quantization")
 
 
 def _round(matrix: Tensor, gain: Tensor | None, rounding: Rounding) -> None:
@@ -68,9 +62,3 @@ def _round(matrix: Tensor, gain: Tensor | None, rounding: Rounding) -> None:
         rows = matrix[first : first + step]
         wide = rows.float() if gain is None else rows.float() * gain.float()
         rows.copy_(restore_rows(*round_rows(wide, rounding), rounding, matrix.dtype))
-
-
-def _dense(weight: MatrixWeight) -> Tensor:
-    if not isinstance(weight, Tensor):
-        raise UnsupportedError("quantization", got="packed weights", allowed="plain ones")
-    return weight

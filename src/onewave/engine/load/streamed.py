@@ -23,7 +23,8 @@ from onewave.base.weight_formats import Rounding
 from onewave.engine.load.checkpoint import ModelParts
 from onewave.engine.load.options import LoadOptions
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
+from onewave.models.decode_wave import wave_weight
+from onewave.models.llama import NORMS, LayerWeights, Llama, LlamaWeights, MatrixWeight, plain
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights.pack import StreamMatrix, Weight, WeightStream
 
@@ -39,11 +40,6 @@ class StreamedModel:
 
     model: Llama
     stream: WeightStream
-
-
-def packed_weight(name: str, matrix: Tensor, gain: Tensor | None) -> Weight:
-    """A layer's matrix as its operation multiplies by it: gate and up rows take turns."""
-    return Weight(tuple(matrix.chunk(2)) if name == "gate_up" else (matrix,), gain)
 
 
 def layer_matrices(config: ModelConfig) -> dict[str, tuple[int, int, int]]:
@@ -98,12 +94,12 @@ class _Packer:
     def _tables(self, norm: Tensor) -> tuple[Tensor, MatrixWeight]:
         """The embedding, plain because tokens look rows up in it, and the head."""
         if self._parts.tied:
-            embedding = _dense(self._parts.embedding())
+            embedding = plain(self._parts.embedding(), "one wave")
             self._put("head", Weight((embedding,), norm))
             return embedding, self._head() if isinstance(self._stream.weight_format, Rounding) else embedding
         # The head first and alone: with the embedding there already it could be too much.
-        self._put("head", Weight((_dense(self._parts.head()),), norm))
-        return _dense(self._parts.embedding()), self._head()
+        self._put("head", Weight((plain(self._parts.head(), "one wave"),), norm))
+        return plain(self._parts.embedding(), "one wave"), self._head()
 
     def _head(self) -> StreamMatrix:
         return self._stream.matrix("head", self._config.vocab_size, self._config.hidden_size)
@@ -125,10 +121,8 @@ class _Packer:
 
         def finish() -> int:
             index, name, size, future = pending.popleft()
-            gain: Tensor | None = {"qkv": vectors[index]["input_norm"], "gate_up": vectors[index]["post_norm"]}.get(
-                name
-            )
-            self._put(f"{name}{index}", packed_weight(name, _dense(future.result()), gain))
+            gain: Tensor | None = vectors[index][NORMS[name]] if name in NORMS else None
+            self._put(f"{name}{index}", wave_weight(name, plain(future.result(), "one wave"), gain))
             return size
 
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="load") as pool:
@@ -167,9 +161,3 @@ class _Packer:
         for name, shape in layer_matrices(self._config).items():
             parts[name] = self._stream.matrix(f"{name}{index}", *shape)
         return LayerWeights(**parts)
-
-
-def _dense(weight: MatrixWeight) -> Tensor:
-    if not isinstance(weight, Tensor):
-        raise UnsupportedError("one wave", got="quantised weights", allowed="bfloat16 or float16 ones")
-    return weight

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import cast
 
-from onewave.base.errors import ConfigError
+from onewave.base.errors import ConfigError, UnsupportedError
 
 # Sizes, ids and lengths all stay below this; a larger one is a corrupt file, found here before anything is allocated.
 LARGEST_INTEGER = 2**31 - 1
@@ -35,6 +35,10 @@ class Fields:
         """Build the error for a value that is not allowed, or for a key that is missing."""
         value = self.values.get(key)
         return self.error(key, got="missing" if value is None else show(value), allowed=allowed)
+
+    def unsupported(self, key: str, got: object, allowed: str, next: str | None = None) -> UnsupportedError:
+        """Build the error for a value that other programs know."""
+        return UnsupportedError(f"{self.source}: {self.prefix}{key}", got=show(got), allowed=allowed, next=next)
 
     def integer(self, key: str, *, minimum: int = 1, maximum: int = LARGEST_INTEGER) -> int:
         """Return a whole number, which must be there."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from onewave.base.errors import UnsupportedError
-from onewave.models.config.fields import Fields, show
+from onewave.models.config.fields import Fields
 from onewave.models.config.model_config import MAX_HEAD_DIM, ModelConfig, RopeConfig
 from onewave.models.registry import FAMILIES
 from onewave.weights.formats.adapter import adapter_error
@@ -95,14 +95,12 @@ def from_gguf(
 
 def _family(general: Fields) -> tuple[str, str]:
     """Return (family, prefix of its keys)."""
-    allowed = {family.gguf_architecture: name for name, family in FAMILIES.items() if family.gguf_architecture}
+    allowed = {family.model_type: name for name, family in FAMILIES.items() if family.in_gguf}
     architecture = general.text("general.architecture")
     if architecture is None:
         raise general.refuse("general.architecture", ", ".join(allowed))
     if architecture not in allowed:
-        raise UnsupportedError(
-            f"{general.source}: general.architecture", got=show(architecture), allowed=", ".join(allowed)
-        )
+        raise general.unsupported("general.architecture", architecture, ", ".join(allowed))
     return allowed[architecture], f"{architecture}."
 
 
@@ -121,9 +119,7 @@ def _refuse_unsupported(fields: Fields, shapes: Mapping[str, tuple[int, ...]]) -
         )
     for key, neutral in _FOREIGN.items():
         if fields.values.get(key) not in (None, *neutral):
-            raise UnsupportedError(
-                f"{fields.source}: {fields.prefix}{key}", got=show(fields.values[key]), allowed="no such key"
-            )
+            raise fields.unsupported(key, fields.values[key], "no such key")
     for tensor in _FOREIGN_TENSORS:
         if tensor in shapes:
             raise UnsupportedError(f"{fields.source}: tensor {tensor}", got="longrope", allowed=", ".join(_ROPE_KINDS))
@@ -140,10 +136,8 @@ def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
         allowed = f"an even number up to {MAX_HEAD_DIM}"
         raise fields.error("attention.key_length", got=str(head_dim), allowed=allowed)
     if (fields.optional_integer("attention.value_length") or head_dim) != head_dim:
-        raise UnsupportedError(
-            f"{fields.source}: {fields.prefix}attention.value_length",
-            got=show(fields.values["attention.value_length"]),
-            allowed=f"the length of a key, {head_dim}",
+        raise fields.unsupported(
+            "attention.value_length", fields.values["attention.value_length"], f"the length of a key, {head_dim}"
         )
     return head_dim
 
@@ -184,11 +178,7 @@ def _layer_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
         return (window,) * num_layers
     slides = cast("list[object]", pattern) if isinstance(pattern, list) else [pattern] * num_layers
     if not all(isinstance(each, bool) for each in slides):
-        raise UnsupportedError(
-            f"{fields.source}: {fields.prefix}{key}",
-            got=show(cast("object", pattern)),
-            allowed="true or false for each layer",
-        )
+        raise fields.unsupported(key, cast("object", pattern), "true or false for each layer")
     if len(slides) != num_layers:
         raise fields.error(key, got=f"{len(slides)} entries", allowed=f"block_count={num_layers} of them")
     return tuple(window if each else None for each in slides)
@@ -205,9 +195,7 @@ def _rope(fields: Fields, head_dim: int, max_position: int, divisors: Sequence[f
     factor = fields.optional_number(key, above=-1e-30) or 1.0
     kind = fields.text("rope.scaling.type") or "linear"
     if kind not in _ROPE_KINDS:
-        raise UnsupportedError(
-            f"{fields.source}: {fields.prefix}rope.scaling.type", got=show(kind), allowed=", ".join(_ROPE_KINDS)
-        )
+        raise fields.unsupported("rope.scaling.type", kind, ", ".join(_ROPE_KINDS))
     _refuse_foreign_scaling(fields, kind)
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return RopeConfig(kind="default", theta=theta, rotary_dim=rotary_dim, factor_divisors=checked)
@@ -242,7 +230,7 @@ def _refuse_foreign_scaling(fields: Fields, kind: str) -> None:
         given = fields.optional_number(key, above=-1e30)
         if given is not None and given not in values:
             allowed = f"{values[-1]} where rope.scaling.type is {kind}"
-            raise UnsupportedError(f"{fields.source}: {fields.prefix}{key}", got=show(given), allowed=allowed)
+            raise fields.unsupported(key, given, allowed)
 
 
 def _checked_divisors(fields: Fields, divisors: Sequence[float], rotary_dim: int) -> tuple[float, ...]:

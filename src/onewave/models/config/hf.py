@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from onewave.base.errors import UnsupportedError
 from onewave.models.config.fields import Fields, show
@@ -77,7 +78,7 @@ def _family(fields: Fields) -> tuple[str, Family]:
             if architecture in (family.architecture, family.architecture.replace("ForCausalLM", "Model")):
                 return name, family
     if architectures:
-        raise UnsupportedError(f"{fields.source}: architecture", got=show(architectures[0]), allowed=allowed)
+        raise fields.unsupported("architecture", architectures[0], allowed)
     model_type = fields.text("model_type")
     if model_type is None:
         raise fields.refuse("architectures", allowed)
@@ -85,16 +86,16 @@ def _family(fields: Fields) -> tuple[str, Family]:
         if model_type == family.model_type:
             return name, family
     types = ", ".join(family.model_type for family in FAMILIES.values())
-    raise UnsupportedError(f"{fields.source}: model_type", got=show(model_type), allowed=types)
+    raise fields.unsupported("model_type", model_type, types)
 
 
 def _refuse_unsupported(fields: Fields) -> None:
     activation = fields.text("hidden_act")
     if activation is not None and activation not in _ACTIVATIONS:
-        raise UnsupportedError(f"{fields.source}: hidden_act", got=show(activation), allowed=", ".join(_ACTIVATIONS))
+        raise fields.unsupported("hidden_act", activation, ", ".join(_ACTIVATIONS))
     # From transformers 5.2 on it makes an encoder of any decoder: every token sees all others.
     if not fields.flag("is_causal", default=True):
-        raise UnsupportedError(f"{fields.source}: is_causal", got=show(False), allowed=show(True))
+        raise fields.unsupported("is_causal", False, show(True))
     if fields.section("per_layer_config") is not None:
         raise UnsupportedError(
             f"{fields.source}: per_layer_config", got="layers that differ", allowed="one kind for all layers"
@@ -103,10 +104,10 @@ def _refuse_unsupported(fields: Fields) -> None:
         section = fields.section(key)
         if section is not None:
             method = section.values.get("quant_method", "of an unnamed method")
-            raise UnsupportedError(
-                f"{fields.source}: {key}",
-                got=show(method),
-                allowed=f"checkpoints in {', '.join(DTYPES)}, or GGUF files",
+            raise fields.unsupported(
+                key,
+                method,
+                f"checkpoints in {', '.join(DTYPES)}, or GGUF files",
                 next="Use the model's unquantised checkpoint or a GGUF of it.",
             )
 
@@ -173,7 +174,7 @@ def _listed_layers(fields: Fields, num_layers: int) -> list[bool] | None:
     for kind in types:
         if kind not in ("full_attention", "sliding_attention"):
             allowed = "full_attention, sliding_attention"
-            raise UnsupportedError(f"{fields.source}: layer_types", got=show(kind), allowed=allowed)
+            raise fields.unsupported("layer_types", kind, allowed)
     if len(types) != num_layers:
         raise fields.error(
             "layer_types", got=f"{len(types)} entries", allowed=f"num_hidden_layers={num_layers} of them"
@@ -186,7 +187,7 @@ def _dtype(fields: Fields) -> str:
     # A config that does not say means float32, as it always has for transformers.
     name = (fields.text(key) or "float32").removeprefix("torch.")
     if name not in DTYPES:
-        raise UnsupportedError(f"{fields.source}: {key}", got=show(name), allowed=", ".join(DTYPES))
+        raise fields.unsupported(key, name, ", ".join(DTYPES))
     return name
 
 
@@ -210,7 +211,7 @@ def _rope(fields: Fields, head_dim: int, max_position: int) -> RopeConfig:
         raise section.refuse("rope_type", ", ".join(ROPE_KINDS))
     kind = kind or "default"
     if kind not in ROPE_KINDS:
-        raise UnsupportedError(f"{fields.source}: {section.prefix}{key}", got=show(kind), allowed=", ".join(ROPE_KINDS))
+        raise fields.unsupported(f"{section.prefix}{key}", kind, ", ".join(ROPE_KINDS))
     theta = (section if section.has("rope_theta") else fields).optional_number(
         "rope_theta", above=1.0
     ) or _DEFAULT_THETA
@@ -218,12 +219,11 @@ def _rope(fields: Fields, head_dim: int, max_position: int) -> RopeConfig:
         # These families rotate the whole head then, whatever partial_rotary_factor says, and so does transformers.
         return RopeConfig(kind="default", theta=theta, rotary_dim=head_dim)
     rotary_dim = _rotary_dim(section if section.has("partial_rotary_factor") else fields, head_dim)
-    if kind == "linear":
-        return RopeConfig(kind="linear", theta=theta, rotary_dim=rotary_dim, factor=section.number("factor"))
-    if kind == "dynamic":
-        if rotary_dim == 2:
-            raise fields.error("head_dim", got=f"{head_dim} with dynamic RoPE", allowed="at least 4")
-        return RopeConfig(kind="dynamic", theta=theta, rotary_dim=rotary_dim, factor=section.number("factor"))
+    if kind == "dynamic" and rotary_dim == 2:
+        raise fields.error("head_dim", got=f"{head_dim} with dynamic RoPE", allowed="at least 4")
+    scaled = partial(RopeConfig, kind, theta, rotary_dim)
+    if kind in ("linear", "dynamic"):
+        return scaled(factor=section.number("factor"))
     # Phi-3 style: a top-level key counts before the section's.
     owner = fields if fields.has("original_max_position_embeddings") else section
     original = owner.optional_integer("original_max_position_embeddings") or max_position
@@ -231,19 +231,13 @@ def _rope(fields: Fields, head_dim: int, max_position: int) -> RopeConfig:
         low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
         if high <= low:
             raise section.refuse("high_freq_factor", f"more than low_freq_factor={low:g}")
-        return RopeConfig(
-            kind="llama3",
-            theta=theta,
-            rotary_dim=rotary_dim,
+        return scaled(
             factor=section.number("factor"),
             original_max_position=original,
             low_freq_factor=low,
             high_freq_factor=high,
         )
-    return RopeConfig(
-        kind="yarn",
-        theta=theta,
-        rotary_dim=rotary_dim,
+    return scaled(
         factor=section.optional_number("factor") or max_position / original,
         original_max_position=original,
         beta_fast=section.optional_number("beta_fast") or 32.0,
