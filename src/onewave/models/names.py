@@ -31,10 +31,26 @@ class Layout:
         return f"{self.layers}{layer}.{self.parts[part]}"
 
 
-def _with_biases(weights: Mapping[str, str]) -> dict[str, str]:
-    """Add `{part}_bias` beside every projection."""
-    biases = {f"{part}_bias": f"{name}.bias" for part, name in weights.items() if not part.endswith("norm")}
-    return {part: f"{name}.weight" for part, name in weights.items()} | biases
+# Our name of a layer's tensor, Hugging Face's and GGUF's.
+_PARTS = (
+    ("input_norm", "input_layernorm", "attn_norm"),
+    ("q", "self_attn.q_proj", "attn_q"),
+    ("k", "self_attn.k_proj", "attn_k"),
+    ("v", "self_attn.v_proj", "attn_v"),
+    ("q_norm", "self_attn.q_norm", "attn_q_norm"),
+    ("k_norm", "self_attn.k_norm", "attn_k_norm"),
+    ("o", "self_attn.o_proj", "attn_output"),
+    ("post_norm", "post_attention_layernorm", "ffn_norm"),
+    ("gate", "mlp.gate_proj", "ffn_gate"),
+    ("up", "mlp.up_proj", "ffn_up"),
+    ("down", "mlp.down_proj", "ffn_down"),
+)
+
+
+def _parts(column: int) -> dict[str, str]:
+    """Names of weights from a column of _PARTS, and beside every projection `{part}_bias`."""
+    weights = {row[0]: f"{row[column]}.weight" for row in _PARTS}
+    return weights | {f"{row[0]}_bias": f"{row[column]}.bias" for row in _PARTS if not row[0].endswith("norm")}
 
 
 HF = Layout(
@@ -42,21 +58,7 @@ HF = Layout(
     norm="model.norm.weight",
     head="lm_head.weight",
     layers="model.layers.",
-    parts=_with_biases(
-        {
-            "input_norm": "input_layernorm",
-            "q": "self_attn.q_proj",
-            "k": "self_attn.k_proj",
-            "v": "self_attn.v_proj",
-            "q_norm": "self_attn.q_norm",
-            "k_norm": "self_attn.k_norm",
-            "o": "self_attn.o_proj",
-            "post_norm": "post_attention_layernorm",
-            "gate": "mlp.gate_proj",
-            "up": "mlp.up_proj",
-            "down": "mlp.down_proj",
-        }
-    ),
+    parts=_parts(1),
     # Old Llama checkpoints store the frequencies that the config already gives.
     ignored=re.compile(r"(.+\.)?rotary_emb\.inv_freq"),
 )
@@ -68,21 +70,7 @@ GGUF = Layout(
     norm="output_norm.weight",
     head="output.weight",
     layers="blk.",
-    parts=_with_biases(
-        {
-            "input_norm": "attn_norm",
-            "q": "attn_q",
-            "k": "attn_k",
-            "v": "attn_v",
-            "q_norm": "attn_q_norm",
-            "k_norm": "attn_k_norm",
-            "o": "attn_output",
-            "post_norm": "ffn_norm",
-            "gate": "ffn_gate",
-            "up": "ffn_up",
-            "down": "ffn_down",
-        }
-    ),
+    parts=_parts(2),
     # rope_freqs is part of the config; attn_rot_embd is what rotary_emb.inv_freq is above.
     ignored=re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"),
 )
