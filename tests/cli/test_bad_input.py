@@ -170,6 +170,11 @@ def test_errors_speak_of_options_not_of_pythons_arguments(onewave, tiny_model, a
     assert said in onewave("generate", "hello", "--model", tiny_model, *arguments).error()
 
 
+def test_a_name_of_two_words_is_an_option_too(onewave):
+    message = onewave("tiles", "simulate", "decode", "llama-3.2-1b", "--weight-format", "x").error()
+    assert message.startswith("error: --weight-format: 'x'")
+
+
 def test_a_switch_is_named_as_it_is_turned_off(onewave, monkeypatch):
     def fail(*args: object, **options: object) -> None:
         raise package.WeightsError("m", got="compact=True", next="Use compact=False, or keep_unpacked=True.")

@@ -28,7 +28,9 @@ def error_line(error: OnewaveError, names: Mapping[str, str]) -> str:
     rest = re.sub(r",? or None\b", "", str(error)[len(what) :])
     name, _, value = re.split(r"(\W|$)", what, maxsplit=1)
     named = isinstance(error, InvalidArgumentError) and ("_" in name or " " not in value)
-    if name in names and (named or name == what):
+    if what.replace(" ", "_") in names:
+        what = names[what.replace(" ", "_")]
+    elif named and name in names:
         what = names[name] + what[len(name) :]
     if not names:
         return what + rest
