@@ -128,6 +128,7 @@ print(llm.generate(sys.argv[2], params)[0].outputs[0].token_ids)
 """
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_in_a_new_process(llm: LLM, smollm2_path: Path) -> None:
     params = SamplingParams(temperature=0.9, top_p=0.95, seed=42, max_tokens=24, ignore_eos=True)
     alone = llm.generate(PROMPTS[1], params)[0].outputs[0].token_ids
