@@ -50,35 +50,32 @@ def folded(c, total, acc, outputs, left, OF_SLOT: gl.constexpr, ALL: gl.constexp
 def merged_by_lanes(c, first_at, count):
     """(maxima [BLOCK_H], sums [BLOCK_H], outputs [BLOCK_D, BLOCK_H]) of `count` partial results from number first_at
     on, folded in order, UNROLL of them loaded at a time: see triton/merge.py."""
-    UNROLL: gl.constexpr = c.UNROLL
-    BLOCK_H: gl.constexpr = c.BLOCK_H
-    BLOCK_D: gl.constexpr = c.BLOCK_D
     # Outputs, 16 bytes a thread, turned: every warp has slots of its own. Of their maxima and sums a lane has one of
     # each partial result.
     PARTS: gl.constexpr = gl.BlockedLayout([4, 1], [32, 1], [1, 4], [0, 1])
     LANES: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [1, 4], [0, 1])
     OF_SLOT: gl.constexpr = gl.SliceLayout(0, PARTS)
-    number = gl.arange(0, UNROLL, layout=gl.SliceLayout(1, LANES))
-    stats = c.stats + first_at * (2 * BLOCK_H)
-    stats += number[:, None] * (2 * BLOCK_H) + gl.arange(0, BLOCK_H, layout=gl.SliceLayout(0, LANES))[None, :]
-    slot = gl.arange(0, BLOCK_H, layout=OF_SLOT)
-    dim = gl.arange(0, BLOCK_D, layout=gl.SliceLayout(1, PARTS))
-    parts = c.part + first_at * (BLOCK_H * BLOCK_D) + slot[None, :] * BLOCK_D + dim[:, None]
-    so_far = gl.full([BLOCK_H], _NEGATIVE_INFINITY, gl.float32, gl.SliceLayout(0, LANES))
-    total = gl.zeros([BLOCK_H], gl.float32, OF_SLOT)
-    acc = gl.zeros([BLOCK_D, BLOCK_H], gl.float32, PARTS)
+    number = gl.arange(0, c.UNROLL, layout=gl.SliceLayout(1, LANES))
+    stats = c.stats + first_at * (2 * c.BLOCK_H)
+    stats += number[:, None] * (2 * c.BLOCK_H) + gl.arange(0, c.BLOCK_H, layout=gl.SliceLayout(0, LANES))[None, :]
+    slot = gl.arange(0, c.BLOCK_H, layout=OF_SLOT)
+    dim = gl.arange(0, c.BLOCK_D, layout=gl.SliceLayout(1, PARTS))
+    parts = c.part + first_at * (c.BLOCK_H * c.BLOCK_D) + slot[None, :] * c.BLOCK_D + dim[:, None]
+    so_far = gl.full([c.BLOCK_H], _NEGATIVE_INFINITY, gl.float32, gl.SliceLayout(0, LANES))
+    total = gl.zeros([c.BLOCK_H], gl.float32, OF_SLOT)
+    acc = gl.zeros([c.BLOCK_D, c.BLOCK_H], gl.float32, PARTS)
     left = count
     while left > 0:
         here = (number < left)[:, None]
         top = gl.load(stats, mask=here, other=_NEGATIVE_INFINITY, cache_modifier=".cg")
         # Of the one before; the first lane behind the last partial result has that, so that it takes nothing away.
         follows = ((number > 0) & (number <= left))[:, None]
-        before = gl.load(stats - 2 * BLOCK_H, mask=follows, other=_NEGATIVE_INFINITY, cache_modifier=".cg")
-        weighed = gl.load(stats + BLOCK_H, mask=here, other=0.0, cache_modifier=".cg")
+        before = gl.load(stats - 2 * c.BLOCK_H, mask=follows, other=_NEGATIVE_INFINITY, cache_modifier=".cg")
+        weighed = gl.load(stats + c.BLOCK_H, mask=here, other=0.0, cache_modifier=".cg")
         outputs = ()
-        for ahead in gl.static_range(UNROLL):
+        for ahead in gl.static_range(c.UNROLL):
             # Constants apart, so that they end up in the loads; without a condition, which ptxas would wait for.
-            outputs += (gl.load(parts + ahead * (BLOCK_H * BLOCK_D), cache_modifier=".cg"),)
+            outputs += (gl.load(parts + ahead * (c.BLOCK_H * c.BLOCK_D), cache_modifier=".cg"),)
         before = gl.maximum(gl.associative_scan(before, 0, higher), so_far[None, :])
         highest = gl.maximum(before, top)
         so_far = gl.max(highest, axis=0)
@@ -86,15 +83,15 @@ def merged_by_lanes(c, first_at, count):
         keep, weight = gl.exp2(before - finite), gl.exp2(top - finite)
         folds = gl.join(gl.join(keep, weighed * weight), gl.join(weight, weight))
         # (Where the last ones may still be read Triton puts a barrier before this, too.)
-        c.folds._reinterpret(gl.float32, [UNROLL * BLOCK_H, 4], c.folds.layout).store(
-            gl.reshape(folds, [UNROLL * BLOCK_H, 4])
+        c.folds._reinterpret(gl.float32, [c.UNROLL * c.BLOCK_H, 4], c.folds.layout).store(
+            gl.reshape(folds, [c.UNROLL * c.BLOCK_H, 4])
         )
         gl.thread_barrier()
-        if left >= UNROLL:
-            total, acc = folded(c, total, acc, outputs, UNROLL, OF_SLOT, ALL=True)
+        if left >= c.UNROLL:
+            total, acc = folded(c, total, acc, outputs, c.UNROLL, OF_SLOT, ALL=True)
         else:
             total, acc = folded(c, total, acc, outputs, left, OF_SLOT, ALL=False)
-        stats += UNROLL * (2 * BLOCK_H)
-        parts += UNROLL * (BLOCK_H * BLOCK_D)
-        left -= UNROLL
+        stats += c.UNROLL * (2 * c.BLOCK_H)
+        parts += c.UNROLL * (c.BLOCK_H * c.BLOCK_D)
+        left -= c.UNROLL
     return gl.convert_layout(so_far, OF_SLOT), total, acc

@@ -141,17 +141,16 @@ def prefetch_keys(rows, pages, begin, end, KEYS: gl.constexpr, c):
 
     pages: lines_pages of them.
     """
-    D: gl.constexpr = c.D
-    LINES: gl.constexpr = KEYS * D // 64
+    LINES: gl.constexpr = KEYS * c.D // 64
     L2: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [2, c.XW // 2], [1, 0])
     k_rows = base_of(rows, PLACE.KEYS, c.PAGE)
     v_rows = base_of(rows, PLACE.VALUES, c.PAGE)
     which = gl.arange(0, 2, layout=gl.SliceLayout(1, L2))[:, None]
     line = gl.arange(0, LINES, layout=gl.SliceLayout(0, L2))[None, :]
     if c.PAGE == 0:
-        word = begin * (D // 2) + line * 32
-        prefetch_lines(gl.where(which == 0, k_rows + word, v_rows + word), (word < end * (D // 2)) & (which >= 0))
+        word = begin * (c.D // 2) + line * 32
+        prefetch_lines(gl.where(which == 0, k_rows + word, v_rows + word), (word < end * (c.D // 2)) & (which >= 0))
     else:
-        number = begin + first_key_of_lines(LINES, D, c.XW)
-        word = words_to(rows.table, pages, number, D, c.PAGE) + line * 32 % max(32, D // 2)
+        number = begin + first_key_of_lines(LINES, c.D, c.XW)
+        word = words_to(rows.table, pages, number, c.D, c.PAGE) + line * 32 % max(32, c.D // 2)
         prefetch_lines(gl.where(which == 0, k_rows + word, v_rows + word), (number < end) & (which >= 0))

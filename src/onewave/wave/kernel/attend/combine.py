@@ -58,8 +58,7 @@ def combine(step, site, c):
 
     A sequence with one split has nothing to merge. Weights and sums in float32; one rounding to DTYPE.
     """
-    D: gl.constexpr = c.D
-    VALUES: gl.constexpr = c.CH * D
+    VALUES: gl.constexpr = c.CH * c.D
     L3: gl.constexpr = part_words(c.KSPLITS, VALUES, c.XW)
     record = step.record
     current = step.sets.current
@@ -75,9 +74,9 @@ def combine(step, site, c):
             what = gl.arange(0, 2, layout=gl.SliceLayout(1, gl.SliceLayout(2, L3)))[:, None, None]
             split = gl.arange(0, c.KSPLITS, layout=gl.SliceLayout(0, gl.SliceLayout(2, L3)))[None, :, None]
             value = gl.arange(0, VALUES, layout=gl.SliceLayout(0, gl.SliceLayout(1, L3)))[None, None, :]
-            at = value // D * (D + 4) + gl.where(what == 0, value % D, D + value % 4)
+            at = value // c.D * (c.D + 4) + gl.where(what == 0, value % c.D, c.D + value % 4)
             at = record_word(record, WORD.SOURCE) + split * record_word(record, WORD.SOURCE_STRIDE) + at
-            real = (split < used) & (value < count * D)
+            real = (split < used) & (value < count * c.D)
             pointers = gl.where(real & (what >= 0), (current + at).to(gl.int64), 0)
             words = read_words(pointers, site, c.SYNC, part_packet(c.KSPLITS, VALUES, c.XW))
             values, lses = gl.split(gl.permute(words.to(gl.float32, bitcast=True), (1, 2, 0)))
@@ -93,8 +92,8 @@ def combine(step, site, c):
             words = bits16(low, c.DTYPE) | (bits16(high, c.DTYPE) << 16)
             LW: gl.constexpr = words.type.layout
             pair = gl.arange(0, VALUES // 2, layout=LW)
-            shown = (pair < count * (D // 2)) & (step.withheld == 0)
+            shown = (pair < count * (c.D // 2)) & (step.withheld == 0)
             gl.store(gl.multiple_of(current + target, 16) + pair, words, mask=shown)
             gl.store(gl.multiple_of(other + target, 16) + pair, words | ABSENT, mask=shown)
     else:
-        clear_words(other + target, count * (D // 2), c.XW)
+        clear_words(other + target, count * (c.D // 2), c.XW)

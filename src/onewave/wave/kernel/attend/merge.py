@@ -30,7 +30,6 @@ def load_merged(step, site, chunks, chunks_before, activations, c):
 
     Of the last chunk only what the step multiplies is stored. A thread takes MERGE_WORDS words at a time.
     """
-    D: gl.constexpr = c.D
     Q: gl.constexpr = 64 // c.R
     T: gl.constexpr = c.MERGE_WORDS * c.XW * 32 // (Q * 64)
     OWN: gl.constexpr = T * Q * 64
@@ -55,10 +54,10 @@ def load_merged(step, site, chunks, chunks_before, activations, c):
             gl.thread_barrier()
             column = (chunk * (c.PC // T) + piece) * OWN + word
             real = column < columns
-            of_head = few + column // (D // 2) * mergeable_words(D)
-            at = gl.where(used > 1, of_head + column % (D // 2), first + column)
+            of_head = few + column // (c.D // 2) * mergeable_words(c.D)
+            at = gl.where(used > 1, of_head + column % (c.D // 2), first + column)
             pointers = gl.where(real, (current + at).to(gl.int64), 0)
-            lses = gl.where(real & (used > 1), (current + of_head + _MAX_SPLITS * (D // 2)).to(gl.int64), 0)
+            lses = gl.where(real & (used > 1), (current + of_head + _MAX_SPLITS * (c.D // 2)).to(gl.int64), 0)
             words = poll_merged(pointers, lses, real, used, site, c)
             ordered = gl.permute(gl.reshape(words, [1, T, Q, 64]), (2, 0, 1, 3))
             rows.index(piece).store(raised(gl.reshape(ordered, [Q, T * 64]), c.DTYPE, c.FORMAT))
@@ -73,17 +72,15 @@ def poll_merged(pointers, lses, real, used, site, c):
 
     Sums in float32; rounds once to DTYPE.
     """
-    D: gl.constexpr = c.D
-    MERGE_WORDS: gl.constexpr = c.MERGE_WORDS
     WAITS: gl.constexpr = c.SYNC == 0
     COUNT: gl.constexpr = pointers.shape[0]
     counts = gl.where(real, used, 0)
-    parts = poll_splits(pointers, lses, counts, site, WAITS, MERGE_WORDS, D * 2)
+    parts = poll_splits(pointers, lses, counts, site, WAITS, c.MERGE_WORDS, c.D * 2)
     low, high, mass, top = merged_splits(parts, COUNT, c.DTYPE)
     if used > _POLLED_SPLITS:
-        pointers = gl.where(real, pointers + _POLLED_SPLITS * D * 2, 0)
+        pointers = gl.where(real, pointers + _POLLED_SPLITS * c.D * 2, 0)
         lses = gl.where(real, lses + _POLLED_SPLITS * 4, 0)
-        parts = poll_splits(pointers, lses, counts - _POLLED_SPLITS, site, WAITS, MERGE_WORDS, D * 2)
+        parts = poll_splits(pointers, lses, counts - _POLLED_SPLITS, site, WAITS, c.MERGE_WORDS, c.D * 2)
         more_low, more_high, more_mass, more_top = merged_splits(parts, COUNT, c.DTYPE)
         higher = gl.maximum(top, more_top)
         fade = gl.exp2(top - higher)

@@ -51,18 +51,17 @@ def publish_split(step, low, high, lse, D: gl.constexpr):
 def publish_mergeable(step, low, high, lse, c):
     """Publish a split's result for product steps that merge: head by head, 16-bit values of all splits, then a
     log2-sum-exp2 of each."""
-    D: gl.constexpr = c.D
     words = bits16(low, c.DTYPE) | (bits16(high, c.DTYPE) << 16)
     LW: gl.constexpr = words.type.layout
     head = gl.arange(0, 8, layout=gl.SliceLayout(1, LW))
-    pair = gl.arange(0, D // 2, layout=gl.SliceLayout(0, LW))
+    pair = gl.arange(0, c.D // 2, layout=gl.SliceLayout(0, LW))
     split = record_word(step.record, WORD.SLICE)
     first = record_word(step.record, WORD.MERGEABLE)
     shown = (head < record_word(step.record, WORD.HEADS)) & (step.withheld == 0)
-    at = (head * mergeable_words(D))[:, None] + pair[None, :]
-    values = first + split * (D // 2)
+    at = (head * mergeable_words(c.D))[:, None] + pair[None, :]
+    values = first + split * (c.D // 2)
     store_both(step, values, at, words, shown[:, None])
-    at = first + _MAX_SPLITS * (D // 2) + split + head * mergeable_words(D)
+    at = first + _MAX_SPLITS * (c.D // 2) + split + head * mergeable_words(c.D)
     gl.store(step.sets.current + at, bits32(gl.convert_layout(lse, gl.SliceLayout(1, LW))), mask=shown)
     gl.store(step.sets.next + at, head | ABSENT, mask=shown)
 
@@ -74,27 +73,26 @@ def clear_unused(step, splits, c):
     These are publish_split's words, or publish_mergeable's and publish_whole's. `combine` clears its own.
     splits: of this sequence; 0: the task attends to nothing.
     """
-    D: gl.constexpr = c.D
     record = step.record
     other = step.sets.next
     if c.MERGE_WORDS == 0:
         if splits <= 1:
-            clear_words(other + record_word(record, WORD.TARGET), c.GP * (D + 4), c.XW)
+            clear_words(other + record_word(record, WORD.TARGET), c.GP * (c.D + 4), c.XW)
     else:
         split = record_word(record, WORD.SLICE)
         if (split == 0) & (splits != 1):
-            clear_words(other + record_word(record, WORD.WHOLE), record_word(record, WORD.HEADS) * (D // 2), c.XW)
+            clear_words(other + record_word(record, WORD.WHOLE), record_word(record, WORD.HEADS) * (c.D // 2), c.XW)
         if splits <= 1:
             LINE: gl.constexpr = gl.BlockedLayout([4], [32], [c.XW], [0])
             heads = record_word(record, WORD.HEADS)
             first = record_word(record, WORD.MERGEABLE)
             word = gl.arange(0, c.XW * 128, layout=LINE)
             absent = gl.full([c.XW * 128], ABSENT, gl.int32, LINE)
-            for begin in gl.static_range(0, c.GP * (D // 2), c.XW * 128):
-                head = (begin + word) // (D // 2)
-                at = head * mergeable_words(D) + split * (D // 2) + word % (D // 2)
+            for begin in gl.static_range(0, c.GP * (c.D // 2), c.XW * 128):
+                head = (begin + word) // (c.D // 2)
+                at = head * mergeable_words(c.D) + split * (c.D // 2) + word % (c.D // 2)
                 gl.store(gl.multiple_of(other + first, 16) + at, absent, mask=head < heads)
-            at = _MAX_SPLITS * (D // 2) + split + word * mergeable_words(D)
+            at = _MAX_SPLITS * (c.D // 2) + split + word * mergeable_words(c.D)
             gl.store(other + first + at, absent, mask=word < heads)
 
 

@@ -184,16 +184,15 @@ def operand_b(x, acc):
 def add_compact_tile(sums, tile, x, slot, rings, c):
     """Add a tile's product with its activations among x's to two sums; of a wide product to the first alone."""
     acc, other = sums
-    IMAGES: gl.constexpr = c.IMAGES
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     planes, beside, lists = rings
-    first = planes.index(slot * 3)._reinterpret(gl.int32, [IMAGES * 32, 32], STORED)
-    second = planes.index(slot * 3 + 1)._reinterpret(gl.int32, [IMAGES * 32, 32], STORED)
-    third = planes.index(slot * 3 + 2)._reinterpret(gl.int32, [IMAGES * 32, 32], STORED)
+    first = planes.index(slot * 3)._reinterpret(gl.int32, [c.IMAGES * 32, 32], STORED)
+    second = planes.index(slot * 3 + 1)._reinterpret(gl.int32, [c.IMAGES * 32, 32], STORED)
+    third = planes.index(slot * 3 + 2)._reinterpret(gl.int32, [c.IMAGES * 32, 32], STORED)
     NARROW: gl.constexpr = acc.shape[2] == 8
-    fourth = beside.index(slot)._reinterpret(gl.int32, [IMAGES * 8, 32], gl.NVMMASharedLayout(0, 32, 2))
-    for half in gl.static_range(IMAGES * 2):
-        at = x.index(tile * (2 * IMAGES) + half)
+    fourth = beside.index(slot)._reinterpret(gl.int32, [c.IMAGES * 8, 32], gl.NVMMASharedLayout(0, 32, 2))
+    for half in gl.static_range(c.IMAGES * 2):
+        at = x.index(tile * (2 * c.IMAGES) + half)
         if NARROW and half % 2 == 1:
             other = add_compact_half(other, half, (first, second, third), fourth, at, c.DTYPE)
         else:
@@ -202,7 +201,7 @@ def add_compact_tile(sums, tile, x, slot, rings, c):
     listed = word_of_list(words, 0)
     for number in range(1, listed + 1):
         word = word_of_list(words, number)
-        acc = add_listed(acc, word, x.index(tile * (2 * IMAGES) + ((word >> 12) & 3)), c.DTYPE)
+        acc = add_listed(acc, word, x.index(tile * (2 * c.IMAGES) + ((word >> 12) & 3)), c.DTYPE)
     return acc, other
 
 
