@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 
 import torch
@@ -16,11 +15,9 @@ from onewave.ops.attention.empty import write_zeros
 from onewave.ops.attention.hopper.kernel import attention_kernel
 from onewave.ops.attention.hopper.order import order_of
 from onewave.ops.attention.hopper.plan import box_columns, config, knows_limit
+from onewave.ops.attention.masks import MAX_KEYS
 from onewave.ops.attention.plan import AttentionChoice
 
-_LOG2E = math.log2(math.e)
-# A place plus a side stays inside 32 bits.
-_MAX_KEYS = 1 << 30
 # Exponents of two that P may reach before its row is rescaled. float16 ends at 2^16; with bf16, P, sums and P V stay
 # within float32 for any |v| below 2^60 (and begin below 1: hopper/softmax.py).
 _HEADROOM = {torch.float16: 12, torch.bfloat16: 40}
@@ -50,63 +47,28 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
             return write_zeros(call, result)
     columns, constants = choice.width, config(choice.width, choice.block_m)
     box = box_columns(columns)
-    sequences, (starts_q, starts_k) = work.sequences or 0, call.starts
-    longest = _MAX_KEYS if packed is None else packed.max_seqlen_q
+    sequences, (left, right) = work.sequences or 0, wanted.sides
+    longest = MAX_KEYS if packed is None else packed.max_seqlen_q
+    limits = wanted.right is not None or knows_limit(columns, choice.block_m, packed=packed is not None)
     # What sorts packed tiles leaves their order in the scratch.
     with held(q.device) if plan.order == "sorted" else nullcontext():
         order, which, rounds = order_of(plan, call, queue=True)
-        sinks = call.dense_sinks
+        keys_and_values = (
+            describe(t, constants["BN"], box, packed is not None) if table is None
+            else describe_pages(t, constants["BN"])
+            for t in (k, v)
+        )  # fmt: skip
         launch_kernel(
-            attention_kernel,
-            (plan.programs,),
-            describe(q, 64, box, packed is not None),
-            *(
-                describe(t, constants["BN"], box, packed is not None)
-                if table is None
-                else describe_pages(t, constants["BN"])
-                for t in (k, v)
-            ),
-            describe(out, 64, box, packed is not None),
-            q if lse is None else lse,
-            q if sinks is None else sinks,
-            q if starts_q is None else starts_q,
-            q if starts_k is None else starts_k,
-            q if order is None else order,
-            q if table is None else table,
+            attention_kernel, (plan.programs,),
+            describe(q, 64, box, packed is not None), *keys_and_values, describe(out, 64, box, packed is not None),
+            *(q if each is None else each for each in (lse, call.dense_sinks, *call.starts, order, table)),
             0 if table is None else table.stride(0),
             *((0 if table is None else t.stride(0) // t.stride(1)) for t in (k, v)),
-            0 if lse is None else lse.stride(0),
-            0 if lse is None else lse.stride(1),
-            q.shape[1],
-            work.group,
-            plan.section,
-            min(longest, work.num_queries),
-            num_keys,
-            first_key,
-            sequences,
-            sequences.bit_length() + 1,
-            plan.slots,
-            plan.tiles,
-            rounds,
-            work.shift,
-            min(wanted.left or 0, _MAX_KEYS),
-            min(_MAX_KEYS if wanted.right is None else wanted.right, _MAX_KEYS),
-            2,
-            wanted.scale * _LOG2E,
-            2 * _LOG2E * wanted.scale / (wanted.softcap or 1.0),
-            _LOG2E * (wanted.softcap or 1.0),
-            D=columns,
-            HEADROOM=_HEADROOM[q.dtype],
-            ORDER=which,
-            PAGE=0 if table is None else k.shape[1],
-            RAGGED=packed is not None,
-            TOP_LEFT=wanted.top_left,
-            LEFT=wanted.left is not None,
-            RIGHT=wanted.right is not None or knows_limit(columns, choice.block_m, packed=packed is not None),
-            SOFTCAP=wanted.softcap is not None,
-            SINKS=sinks is not None,
-            LSE=lse is not None,
-            num_warps=4,
-            **constants,
-        )
+            *((0, 0) if lse is None else lse.stride()[:2]), q.shape[1], work.group, plan.section,
+            min(longest, work.num_queries), num_keys, first_key, sequences, sequences.bit_length() + 1,
+            plan.slots, plan.tiles, rounds, work.shift, left, MAX_KEYS if wanted.right is None else right, 2,
+            *wanted.factors,
+            D=columns, HEADROOM=_HEADROOM[q.dtype], ORDER=which, PAGE=0 if table is None else k.shape[1], num_warps=4,
+            **call.flags | {"RIGHT": limits}, **constants,
+        )  # fmt: skip
     return result

@@ -23,7 +23,6 @@ from onewave.ops.attention.hopper.plan import Schedule, dealt
 CLOSED, TABLE, SORTED, QUEUE = 0, 1, 2, 3
 """ORDER of hopper/kernel.py."""
 _MAX_TABLES = 256
-_MAX_KEYS = 1 << 30
 _SLOTS_A_PROGRAM = 32
 
 _Key = tuple[object, ...]
@@ -52,8 +51,7 @@ def order_of(plan: Schedule, call: AttentionCall, *, queue: bool = False) -> tup
         launch_kernel(
             sort_slots, (programs,),
             order, *call.starts, sequences, sequences.bit_length() + 1, plan.slots,
-            min(packed.max_seqlen_q, plan.work.num_queries),
-            min(wanted.left or 0, _MAX_KEYS), min(wanted.right or 0, _MAX_KEYS), BM=plan.rows, BN=plan.keys,
+            min(packed.max_seqlen_q, plan.work.num_queries), *wanted.sides, BM=plan.rows, BN=plan.keys,
             TOP_LEFT=wanted.top_left, LEFT=wanted.left is not None, RIGHT=wanted.right is not None,
             MINE=_SLOTS_A_PROGRAM, OTHERS=128, num_warps=4,
         )  # fmt: skip
