@@ -11,12 +11,12 @@ to be compared therefore takes turns, in an order drawn anew for each round (`ti
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from onewave.gpu.scratch import recording_stream
@@ -43,13 +43,12 @@ class Summary:
 
 
 def summarize(samples: Sequence[float]) -> Summary:
-    """Statistics of at least one sample; percentiles are interpolated linearly, as NumPy does."""
+    """Statistics of at least one sample; percentiles are interpolated linearly."""
     assert samples, "nothing was measured"
-    ordered = sorted(samples)
-    mean = math.fsum(ordered) / len(ordered)
-    variance = math.fsum((value - mean) ** 2 for value in ordered) / max(len(ordered) - 1, 1)
-    p20, p50, p80 = (_percentile(ordered, share) for share in (0.2, 0.5, 0.8))
-    return Summary(len(ordered), p20, p50, p80, mean, math.sqrt(variance))
+    values = np.array(samples, dtype=np.float64)
+    p20, p50, p80 = np.percentile(values, (20, 50, 80)).tolist()
+    deviation = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    return Summary(len(values), p20, p50, p80, float(values.mean()), deviation)
 
 
 def time_calls(
@@ -130,13 +129,6 @@ def time_in_rounds(
             warmup = max(1, reps[name] // 2)
             medians[name].append(time_calls([run], device, reps=reps[name], warmup=warmup, graph=False).p50 / num_calls)
     return {name: summarize(values) for name, values in medians.items()}
-
-
-def _percentile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def _run(calls: Sequence[Callable[[], object]]) -> None:

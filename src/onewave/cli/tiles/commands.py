@@ -7,12 +7,12 @@ from onewave.cli.commands import Listed, group
 tiles = group(
     {
         "bounds": Listed("tiles.simulate:bounds_command", "Lower bounds on traffic, and every order's gap to them."),
-        "compare": Listed("tiles.simulate:compare_command", "Set two traces side by side, phase by phase."),
+        "compare": Listed("tiles.traces:compare_command", "Set two traces side by side, phase by phase."),
         "simulate": Listed(
             "tiles.simulate:simulate_command", "Simulate a program: traffic, time, idle, energy, gap to bounds."
         ),
         "staircase": Listed("tiles.simulate:staircase_command", "A product's time over M: the steps that waves make."),
-        "timeline": Listed("tiles.timeline:timeline_command", "Say where a launch's time goes, stage by stage."),
+        "timeline": Listed("tiles.traces:timeline_command", "Say where a launch's time goes, stage by stage."),
         "interpret": Listed("tiles.verify:interpret_command", "Run a task table in NumPy under random interleavings."),
         "verify": Listed("tiles.verify:verify_command", "Prove that a schedule is safe, or show how it is not."),
         "lower": Listed("tiles.lower:lower_command", "Prove a program's schedule, write it as a task table."),

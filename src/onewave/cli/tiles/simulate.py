@@ -1,4 +1,4 @@
-"""`onewave tiles simulate`, `bounds`, `staircase` and `compare`."""
+"""`onewave tiles simulate`, `bounds` and `staircase`."""
 
 from __future__ import annotations
 
@@ -208,30 +208,6 @@ def staircase_command(
         counts = (f"{stair.m:,}", f"{stair.tiles:,}", f"{stair.waves:,}")
         rows_of.add_row(*counts, f"{stair.time / 1000:,.2f}", percent(stair.used))
     show(rows_of)
-
-
-def compare_command(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A Trace as JSON.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another, of the same program.")],
-    as_json: options.Json = False,
-) -> None:
-    """Set two traces side by side, phase by phase.
-
-    Either may be simulated (simulate --trace FILE) or measured on a GPU.
-    """
-    from onewave.tiles.sim.trace import compare
-
-    rows = compare(tables.read_trace(a), tables.read_trace(b))
-    if as_json:
-        print(json.dumps({"a": str(a), "b": str(b), "phases": rows}))
-        return
-    columns = ("a tasks", "b tasks", "a busy", "b busy", "b / a", "a waited", "b waited")
-    phases = table("a against b", "phase", *columns)
-    for row in rows:
-        ratio = "-" if row["busy_ratio"] is None else f"{row['busy_ratio']:.3f}"
-        times = [f"{row[name]:,.0f}" for name in ("a_busy", "b_busy", "a_waited", "b_waited")]
-        phases.add_row(row["phase"], str(row["a_tasks"]), str(row["b_tasks"]), *times[:2], ratio, *times[2:])
-    show(phases)
 
 
 def _refuse_beside_panels(call: typer.Context, more: tuple[str, ...] = ()) -> None:

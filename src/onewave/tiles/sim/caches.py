@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -69,10 +69,10 @@ class Dense:
     group: list[int] | None
     next_read: Callable[[], list[int]]
     keep: Bools
-    missed: list[int]
-    evicted_at: list[int]
-    evicted: list[int]
-    dirty: list[bool]
+    missed: list[int] = field(default_factory=list[int])
+    evicted_at: list[int] = field(default_factory=list[int])
+    evicted: list[int] = field(default_factory=list[int])
+    dirty: list[bool] = field(default_factory=list[bool])
 
     def evict(self, place: int, tile: int, dirty: bool) -> None:
         self.evicted_at.append(place)
@@ -128,10 +128,6 @@ def _run(run: Callable[[Dense, int], None], stream: Stream, capacity: int) -> Ca
         group=None if stream.group is None else stream.group.tolist(),
         next_read=lambda: next_reads(tile, stream.is_write).tolist(),
         keep=keep,
-        missed=[],
-        evicted_at=[],
-        evicted=[],
-        dirty=[],
     )
     run(dense, capacity)
     hit = np.ones(len(tile), dtype=np.bool_)
