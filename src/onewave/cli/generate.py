@@ -53,8 +53,12 @@ def generate(
     if not (params.detokenize or as_json):
         raise InvalidArgumentError("--no-detokenize", got="no text", allowed="with --json, which prints token ids")
     prompts = _gather(prompt, more_prompts or [], prompt_file, prompt_format)
-    sizes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    opened = open_llm(**asdict(loading), **sizes, seed=params.seed or 0)
+    opened = open_llm(
+        **asdict(loading),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        seed=params.seed or 0,
+    )
     wants_logprobs = not (params.logprobs is None and params.prompt_logprobs is None)
     if not (as_json or no_stream or wants_logprobs) and len(prompts) == params.n == 1:
         outputs = [_stream(opened.llm, prompts[0], params)]
