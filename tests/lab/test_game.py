@@ -39,7 +39,7 @@ def test_tiles_are_counted_as_a_simulation_loads_bytes(name, slots):
     graph = TileGraph(full.tensors, tuple(replace(task, writes=()) for task in full.tasks))
     order = grid_order(name, 3, 4)
     machine = Machine(workers=1, levels=(CacheLevel("L2", slots * 128),))
-    report = simulate(graph, order, machine, mode="serial").report
+    report = simulate(graph, name, machine, mode="serial").report
     assert report is not None
     assert (
         Game(m=3, n=4, k=2, slots=slots, unit="tiles", policy="lru").loads(order.to_list()) * 128
