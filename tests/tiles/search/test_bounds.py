@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections import deque
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.builders import gemm, gemm_chain
-from onewave.tiles.order.orders import GRID_ORDERS, Order, grid_order
+from onewave.tiles.order.orders import GRID_ORDERS, grid_order
 from onewave.tiles.search.bounds import best_bound, gemm_bounds, graph_bound, panel_bound, panel_bounds
 from onewave.tiles.search.panels import panel_loads
 from onewave.tiles.sim.machine import CacheLevel, Machine
@@ -85,7 +86,7 @@ def strips(rows, cols, width):
 @pytest.mark.parametrize(("side", "depth", "width", "slots"), [(20, 5, 4, 24), (20, 7, 4, 35)])
 def test_strips_of_full_depth_move_less_than_cosma_says_where_it_does_not_apply(side, depth, width, slots):
     graph = gemm(side, side, depth, (1, 1, 1))
-    order = Order("strips", side, side, np.array(strips(side, side, width)))
+    order = f"explicit:{json.dumps(strips(side, side, width))}")
     machine = Machine(workers=1, levels=(CacheLevel("L2", 2 * slots, policy="belady"),))
     report = simulate(graph, order, machine, mode="serial").report
     found = by_name(side, side, depth, 2 * slots, accumulators=1)
@@ -113,7 +114,7 @@ def test_no_order_moves_less_than_a_bound_where_k_is_about_as_large_as_the_cache
     if kind == "turned strips":
         m, n = n, m
     path = strips(m, n, width) if kind == "strips" else [(row, col) for col, row in strips(n, m, width)]
-    order = Order(kind, m, n, np.array(path)) if "strips" in kind else grid_order(kind, m, n)
+    order = f"explicit:{json.dumps(path)}" if "strips" in kind else kind
     lanes = 3 if several else 1
     machine = Machine(workers=lanes, levels=(CacheLevel("L2", 2 * slots, policy=policy),))
     report = simulate(gemm(m, n, k, (1, 1, 1)), order, machine, mode="wave" if several else "serial").report
