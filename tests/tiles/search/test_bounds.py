@@ -7,7 +7,6 @@ import json
 import math
 from collections import deque
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,7 +85,7 @@ def strips(rows, cols, width):
 @pytest.mark.parametrize(("side", "depth", "width", "slots"), [(20, 5, 4, 24), (20, 7, 4, 35)])
 def test_strips_of_full_depth_move_less_than_cosma_says_where_it_does_not_apply(side, depth, width, slots):
     graph = gemm(side, side, depth, (1, 1, 1))
-    order = f"explicit:{json.dumps(strips(side, side, width))}")
+    order = f"explicit:{json.dumps(strips(side, side, width))}"
     machine = Machine(workers=1, levels=(CacheLevel("L2", 2 * slots, policy="belady"),))
     report = simulate(graph, order, machine, mode="serial").report
     found = by_name(side, side, depth, 2 * slots, accumulators=1)
