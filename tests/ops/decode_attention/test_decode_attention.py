@@ -420,12 +420,12 @@ def test_no_more_programs_share_a_rows_keys_than_a_full_row_has_splits() -> None
     assert (plan.full_splits, plan.max_splits) == (10, 16)
 
 
-def test_nine_to_sixteen_heads_of_64_a_kv_head_are_two_tiles_of_hopper_s_kernel() -> None:
+def test_nine_to_fifteen_heads_of_64_a_kv_head_are_two_tiles_of_hopper_s_kernel() -> None:
     def tile(heads: int, queries: int = 1, head_dim: int = 64, itemsize: int = 2) -> tuple[int, int]:
         plan = plan_decode(DecodeSizes(heads, 1, queries, head_dim, capacity=4096, kv_itemsize=itemsize))
         return plan.block_m, plan.tiles
 
-    assert [tile(heads) for heads in (8, 9, 14, 16, 17)] == [(8, 1), (8, 2), (8, 2), (8, 2), (32, 1)]
+    assert [tile(heads) for heads in (8, 9, 15, 16, 17)] == [(8, 1), (8, 2), (8, 2), (16, 1), (32, 1)]
     assert tile(14, queries=2) == (32, 1)
     assert tile(14, head_dim=128) == tile(14, itemsize=1) == (16, 1)
 

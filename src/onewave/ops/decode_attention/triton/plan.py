@@ -156,12 +156,12 @@ def plan_decode(sizes: DecodeSizes) -> DecodePlan:
 
 
 def _in_two_tiles(sizes: DecodeSizes) -> bool:
-    """Whether a token's query rows are two tiles of 8, each of which reads the keys, for Hopper's kernel takes no more.
+    """Whether a token's query rows are two tiles of 8, as many as Hopper's kernel takes, and both read the keys.
 
-    Of heads of 64 alone: the second one's reads are L2's.
+    Not groups of 16 and not wider heads: large batches lose more than small ones gain (docs/log/decode-attention.md).
     """
     narrow = sizes.head_dim <= 64 and sizes.kv_itemsize == 2
-    return narrow and sizes.num_queries == 1 and 8 < sizes.num_heads // sizes.num_kv_heads <= 16
+    return narrow and sizes.num_queries == 1 and 8 < sizes.num_heads // sizes.num_kv_heads < 16
 
 
 def _merged_at_once(rows: int, columns: int) -> int:
