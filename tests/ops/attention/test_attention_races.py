@@ -37,7 +37,7 @@ def attend(head_dim: int, **options: Any) -> None:
 
 
 FREE = "mbarrier.wait(bq.index(QS * W + b + w)"
-WAITED = "o = warpgroup_mma_wait(PENDING, deps=[o])\n    "
+WAITED = "o = output_comes(problem, o, PENDING)\n    "
 GONE = "mbarrier.arrive(problem.bv.index(problem.V_STAGES + v), count=1)\n    "
 FAULTS = {
     "the loading warp does not wait for Q's buffers": (
