@@ -39,7 +39,9 @@ from onewave.wave.weights import pack
 from onewave.weights.fetch.sources import ModelLocation
 
 GPU = torch.device("cuda", 0)
-OPERATORS = ("add_rms_norm", "append_kv", "attention", "decode_attention", "embedding", "linear", "linear_swiglu", "rms_norm")
+OPERATORS = (
+    "add_rms_norm", "append_kv", "attention", "decode_attention", "embedding", "linear", "linear_swiglu", "rms_norm",
+)  # fmt: skip
 FAMILIES = {
     "own head": BASE,
     "tied tables": replace(BASE, tie_word_embeddings=True),
