@@ -17,7 +17,7 @@ from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.embedding.op import embedding
 from onewave.ops.ffn.op import ffn, pack_ffn
 from onewave.ops.kv_layout import pack_k, unpack_k
-from onewave.ops.linear.op import linear
+from onewave.ops.linear.op import linear, linear_swiglu
 from onewave.ops.masked_multihead_attention.op import masked_multihead_attention
 from onewave.ops.merge_attention.op import merge_attention
 from onewave.ops.rms_norm.op import add_rms_norm, rms_norm
@@ -42,6 +42,7 @@ __all__ = [
     "ffn",
     "greedy",
     "linear",
+    "linear_swiglu",
     "masked_multihead_attention",
     "merge_attention",
     "pack_ffn",

@@ -135,7 +135,7 @@ def choose(call: LinearCall) -> Choice:
     device = call.device
     tiled = device.capability == (9, 0) and x.shape[1] % 8 == 0 and weight.data_ptr() % 16 == 0
     sms = device.num_sms if tiled else 0
-    if call.gated and sms and weight.numel():
+    if call.gated and sms and x.shape[0] > 1 and weight.numel():
         return _product(x.shape[0], weight.shape[0], weight.shape[1], widened, sms, gated=True)
     return _on_gpu(x.shape[0], weight.shape[0], weight.shape[1], widened, sms)
 
