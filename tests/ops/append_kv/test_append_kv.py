@@ -39,6 +39,29 @@ def run(engine: str, *args: Any, rotary_style: str = "neox", **options: Any) -> 
     return op.load("append_kv", name).run(call, choose(call))
 
 
+@pytest.mark.parametrize("tokens", [64, 67])
+@pytest.mark.parametrize("style", ["neox", "interleaved"])
+@pytest.mark.parametrize("paged", [False, True])
+def test_tokens_in_blocks_get_the_bits_that_each_gets_alone(tokens: int, style: str, paged: bool) -> None:
+    """Prompts run in blocks of eight tokens; the last block may be a part, and some tokens may not be stored."""
+    dtype, heads, dim = DTYPES[0], 3, 24
+    qkv, bias = randn(tokens, heads * dim, seed=1, dtype=dtype), randn(heads * dim, seed=2, dtype=dtype)
+    rotary = randn(tokens, 16, seed=3)
+    slots, positions = torch.arange(tokens, device=DEVICE) % 3, torch.arange(tokens, device=DEVICE) // 3
+    positions[5] = -1
+    table = torch.randperm(3 * 6, generator=torch.Generator().manual_seed(4)).view(3, 6).int().to(DEVICE)
+    shape = (18, 1, 4, dim) if paged else (3, 1, 24, dim)
+    options: dict[str, Any] = {"num_heads": 1, "bias": bias, "rotary_style": style}
+    options["block_table"] = table if paged else None
+    found: list[tuple[Tensor, ...]] = []
+    for size in (tokens, 9):  # blocks of eight, and one token a program
+        k, v = (torch.full(shape, NAN, dtype=dtype, device=DEVICE) for _ in "kv")
+        parts = [slice(first, first + size) for first in range(0, tokens, size)]
+        q = [run("kernel", qkv[at], rotary[at], k, v, slots[at], positions[at], **options) for at in parts]
+        found.append((torch.cat(q), k, v))
+    torch.testing.assert_close(found[0], found[1], atol=0, rtol=0, equal_nan=True)
+
+
 def test_the_queries_never_lie_in_what_was_projected() -> None:
     qkv, place = randn(1, 4 * 16, seed=0, dtype=DTYPES[0]), torch.tensor([0], device=DEVICE)
     k_cache, v_cache = qkv.new_zeros(2, 1, 1, 8, 16)
