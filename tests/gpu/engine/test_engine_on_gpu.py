@@ -204,3 +204,21 @@ def test_streams_closed_early_leave_the_engine_usable(llm: LLM) -> None:
         next(stream)
         stream.close()  # type: ignore[attr-defined] (it is a generator)
     assert token_ids(llm, PROMPT_IDS, MIXED) == expected
+
+
+@pytest.mark.parametrize("decode", ["graph", "auto"])
+def test_logits_that_are_not_finite_end_their_own_request(decode: str) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, detokenize=False)
+    with LLM("llama-3.2-1b", load_format="dummy", decode=decode, max_model_len=512, max_num_seqs=4) as llm:
+        right = llm.generate([5, 6, 7], greedy)[0].outputs[0].token_ids
+        step = llm.runner.decode
+
+        def overflowing(rows):
+            logits = step(rows)
+            return torch.where((rows.positions == 9)[:, None] & (rows.slots == 1)[:, None], torch.nan, logits)
+
+        llm.runner.decode = overflowing
+        with pytest.raises(Exception, match="logits that are not finite"):
+            llm.generate([[5, 6, 7], [8, 9]], greedy)
+        llm.runner.decode = step
+        assert llm.generate([5, 6, 7], greedy)[0].outputs[0].token_ids == right

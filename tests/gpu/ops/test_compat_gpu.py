@@ -244,3 +244,28 @@ def test_transformers_generates_with_the_kernels(side):
         logits = model(tokens, attention_mask=whole).logits[:, 29:-1].float()
     chosen = logits.gather(-1, tokens[:, 30:, None])[..., 0]
     assert (logits.amax(-1) - chosen).max() < 0.02
+
+
+@pytest.mark.parametrize("num_queries", [1, 8, 33])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [True, False])
+def test_padding_at_the_beginning_of_a_cache_is_left_out(num_queries: int, head_dim: int, causal: bool) -> None:
+    pads, past = [0, 7, 130], [200, 65, 170]
+    q = randn(3, num_queries, 8, head_dim)
+    k_cache, v_cache = (randn(3, 256, 2, head_dim, seed=i) for i in (1, 2))
+    k, v = (randn(3, num_queries, 2, head_dim, seed=i) for i in (3, 4))
+    whole = [
+        (torch.cat((cache[row, pad:n], new[row])) for cache, new in ((k_cache, k), (v_cache, v)))
+        for row, (pad, n) in enumerate(zip(pads, past, strict=True))
+    ]
+    expected = [tuple(pair) for pair in whole]
+    for row, pad in enumerate(pads):
+        k_cache[row, :pad] = v_cache[row, :pad] = torch.nan
+    lengths, leftpad = (torch.tensor(given, dtype=torch.int32, device=CUDA) for given in (past, pads))
+    out = flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, cache_seqlens=lengths, cache_leftpad=leftpad, causal=causal
+    )
+    for row, (keys, values) in enumerate(expected):
+        visible = seen(num_queries, len(keys)) if causal else None
+        exact = by_torch(q[row].double(), keys.double(), values.double(), visible)
+        assert close(out[row], exact, by_torch(q[row], keys, values, visible))
