@@ -254,11 +254,10 @@ def test_padding_at_the_beginning_of_a_cache_is_left_out(num_queries: int, head_
     q = randn(3, num_queries, 8, head_dim)
     k_cache, v_cache = (randn(3, 256, 2, head_dim, seed=i) for i in (1, 2))
     k, v = (randn(3, num_queries, 2, head_dim, seed=i) for i in (3, 4))
-    whole = [
-        (torch.cat((cache[row, pad:n], new[row])) for cache, new in ((k_cache, k), (v_cache, v)))
+    expected = [
+        [torch.cat((cache[row, pad:n], new[row])) for cache, new in ((k_cache, k), (v_cache, v))]
         for row, (pad, n) in enumerate(zip(pads, past, strict=True))
     ]
-    expected = [tuple(pair) for pair in whole]
     for row, pad in enumerate(pads):
         k_cache[row, :pad] = v_cache[row, :pad] = torch.nan
     lengths, leftpad = (torch.tensor(given, dtype=torch.int32, device=CUDA) for given in (past, pads))
