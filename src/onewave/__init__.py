@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from onewave.base.errors import (
+        BusyError,
         CapacityError,
         ConfigError,
         DownloadError,
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
         OnewaveError,
         OutOfReachError,
         ShapeError,
+        StoppingError,
         TokenizerError,
         UnsupportedError,
         WaveStalled,
         WeightsError,
     )
+    from onewave.engine.aio import AsyncLLM
     from onewave.engine.llm import LLM
     from onewave.engine.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from onewave.engine.params import SamplingParams
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "BusyError",
     "CapacityError",
     "CompletionOutput",
     "ConfigError",
@@ -51,6 +56,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "ShapeError",
+    "StoppingError",
     "TokenizerError",
     "UnsupportedError",
     "WaveStalled",
@@ -60,6 +66,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "onewave.engine.llm",
+    "AsyncLLM": "onewave.engine.aio",
     "SamplingParams": "onewave.engine.params",
     "CompletionOutput": "onewave.engine.output",
     "Logprob": "onewave.engine.output",

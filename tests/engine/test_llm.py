@@ -17,7 +17,7 @@ import torch
 import onewave
 from kit.models.tiny_tokenizers import WORDS, byte_level_directory, bytes_directory
 from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams, TokenizerError, UnsupportedError
-from onewave.engine.options import check_dtype_on
+from onewave.engine.load.choices import check_dtype_on
 from onewave.engine.text.chat_template import ChatTemplate
 from onewave.ops.sampling import reference
 

@@ -18,11 +18,11 @@ from onewave.base.errors import CapacityError, InvalidArgumentError, Unsupported
 from onewave.engine.engine import Engine
 from onewave.engine.load import sketches
 from onewave.engine.load.checkpoint import ModelParts, load_model
+from onewave.engine.load.choices import choose_decode
 from onewave.engine.load.load import load
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.self_check import self_check
 from onewave.engine.load.wave import load_wave
-from onewave.engine.options import choose_decode
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompt.passes import PromptChunk
 from onewave.engine.runner import ModelRunner

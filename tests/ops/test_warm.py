@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
-from onewave.engine.options import choose_device
+from onewave.engine.load.choices import choose_device
 from onewave.ops import warm as module_function
 from onewave.ops.attention.hopper.plan import Work, schedule
 from onewave.ops.warm import _HEADS, _LONG, _SHORT, _WINDOW, _calls, side_by_side, warm

@@ -13,6 +13,8 @@ OnewaveError
 │   ├── TokenizerError                  the tokenizer or chat template can't be built or applied
 │   └── DownloadError                   fetching a model failed
 ├── CapacityError                       not enough memory or disk
+├── BusyError                           as many requests wait and run as are let in
+├── StoppingError                       the engine takes no new request, as it is about to end
 ├── VerificationError                   a schedule of tiles that can deadlock, race or lose a task
 └── WaveStalled                         a launch waited too long for something that never came
 
@@ -110,6 +112,14 @@ class DownloadError(ModelError):
 
 class CapacityError(OnewaveError):
     """Not enough memory or disk."""
+
+
+class BusyError(OnewaveError):
+    """As many requests wait and run as are let in: the same request may succeed later."""
+
+
+class StoppingError(OnewaveError):
+    """The engine takes no new request, as it is about to end."""
 
 
 class VerificationError(OnewaveError):

@@ -33,7 +33,7 @@ def warm(
     check_dtype(dtype)
     if threads is not None:
         whole("--threads", threads, 1)
-    from onewave.engine.options import choose_device, choose_operand_dtype
+    from onewave.engine.load.choices import choose_device, choose_operand_dtype
     from onewave.ops.warm import warm as compile_kernels
 
     where = choose_device(device)

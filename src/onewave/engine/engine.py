@@ -252,10 +252,16 @@ class Engine:
         return ahead > 0
 
     def tell_readers(self) -> None:
-        """Put what has changed since the last call into requests' updates."""
+        """Put what has changed since the last call into requests' updates, then wake whoever reads several."""
+        if not self._changed:
+            return
         for request in self._changed:
             request.tell_reader()
+        wakes = {request.wake for request in self._changed}
         self._changed.clear()
+        for wake in wakes:
+            if wake is not None:
+                wake()
 
     def abort(self, request: Request, failure: BaseException | None = None) -> None:
         """Drop a request, wherever it is; its slots are free at once. Finished ones are left as they are. failure: the

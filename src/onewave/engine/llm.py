@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
 from os import PathLike
+from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import COMPACT
 from onewave.engine.arguments import EngineOptions, check_place, flag
 from onewave.engine.engine import Engine
-from onewave.engine.load.load import load, warm_up
-from onewave.engine.options import (
+from onewave.engine.load.choices import (
     check_compact,
     check_dtype_on,
     choose_decode,
@@ -24,10 +24,11 @@ from onewave.engine.options import (
     find_tokenizer,
     resolve_load,
 )
+from onewave.engine.load.load import load, warm_up
 from onewave.engine.output import RequestOutput
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, check_params, parse_params, parse_prompts
-from onewave.engine.request import Detokenizer, Reader, Request
+from onewave.engine.request import Detokenizer, Reader, Request, RequestState
 from onewave.engine.runner import ModelRunner
 from onewave.engine.text.conversations import ChatLayout, Conversation, parse_conversations
 from onewave.engine.thread import EngineThread
@@ -38,7 +39,16 @@ if TYPE_CHECKING:
     from onewave.engine.text.tokenizer import Tokenizer
     from onewave.models.config.model_config import ModelConfig
 
-_Job = tuple[str | None, list[int], SamplingParams]
+
+class Job(NamedTuple):
+    """A checked request. prompt: its text, where there is one. priority, cache_salt: of its scheduling and its cached
+    prefixes."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
 
 
 class LLM:
@@ -164,7 +174,7 @@ class LLM:
         flag("use_tqdm", use_tqdm)
         raw = parse_prompts(prompts)
         params = parse_params(sampling_params, len(raw))
-        return self._run([self._job(prompt, each) for prompt, each in zip(raw, params, strict=True)], use_tqdm)
+        return self._run([self.prepare(prompt, each) for prompt, each in zip(raw, params, strict=True)], use_tqdm)
 
     def stream(self, prompt: PromptLike, sampling_params: ParamsLike | None = None) -> Iterator[RequestOutput]:
         """Continue one prompt, yielding after every token: outputs[i].text is all the text
@@ -177,7 +187,7 @@ class LLM:
         if len(raw) != 1:
             raise InvalidArgumentError("prompt", got=f"{len(raw)} prompts", allowed="one; use generate for several")
         self._open_engine()
-        return self._stream(self._job(raw[0], parse_params(sampling_params, 1)[0]))
+        return self._stream(self.prepare(raw[0], parse_params(sampling_params, 1)[0]))
 
     def chat(
         self,
@@ -208,7 +218,7 @@ class LLM:
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
         )
-        jobs = [self._chat_job(talk, each, layout) for talk, each in zip(conversations, params, strict=True)]
+        jobs = [self.prepare_chat(talk, each, layout) for talk, each in zip(conversations, params, strict=True)]
         return self._run(jobs, use_tqdm)
 
     def chat_stream(
@@ -235,7 +245,7 @@ class LLM:
         )
         params = parse_params(sampling_params, 1)[0]
         self._open_engine()
-        return self._stream(self._chat_job(conversations[0], params, layout))
+        return self._stream(self.prepare_chat(conversations[0], params, layout))
 
     def close(self) -> None:
         """End what runs and free the model; calling it again does nothing."""
@@ -281,14 +291,17 @@ class LLM:
     def _in_vocabulary(self, ids: set[int]) -> list[int]:
         return sorted(token_id for token_id in ids if 0 <= token_id < self.config.vocab_size)
 
-    def _job(self, prompt: RawPrompt, params: SamplingParams) -> _Job:
-        """Encode and check one prompt."""
+    def prepare(self, prompt: RawPrompt, params: SamplingParams, *, add_special_tokens: bool = True) -> Job:
+        """Encode and check one prompt. Raises InvalidArgumentError, TokenizerError."""
         if prompt.text == "" and prompt.token_ids is None:
             raise InvalidArgumentError("prompt", got="empty", next="Give some text, or token ids.")
-        ids = self.tokenizer.encode(prompt.text or "") if prompt.token_ids is None else list(prompt.token_ids)
+        ids = list(prompt.token_ids or ())
+        if prompt.token_ids is None:
+            ids = self.tokenizer.encode(prompt.text or "", add_special_tokens)
         return self._checked(prompt.text, ids, params)
 
-    def _chat_job(self, conversation: Conversation, params: SamplingParams, layout: ChatLayout) -> _Job:
+    def prepare_chat(self, conversation: Conversation, params: SamplingParams, layout: ChatLayout) -> Job:
+        """Lay one conversation out, encode and check it. Raises InvalidArgumentError, TokenizerError."""
         tokenizer, variables = self.tokenizer, layout.variables()
         if layout.tools and not tokenizer.reads_tools(**variables):
             got, next = "a chat template that reads none", "Pass chat_template= for one that does."
@@ -298,7 +311,7 @@ class LLM:
         )
         return self._checked(text, ids, params)
 
-    def _checked(self, text: str | None, ids: list[int], params: SamplingParams) -> _Job:
+    def _checked(self, text: str | None, ids: list[int], params: SamplingParams) -> Job:
         vocab_size, longest = self.config.vocab_size, self.max_model_len - 1
         if not ids:
             raise InvalidArgumentError("prompt", got="empty (no tokens)", next="Give some text, or token ids.")
@@ -318,48 +331,80 @@ class LLM:
                     "prompt token id", got=shown(token_id), allowed=f"0..{vocab_size - 1}", next=advice
                 )
         check_params(params, vocab_size=vocab_size, has_tokenizer=self._tokenizer is not None)
-        return text, ids, params
+        return Job(text, ids, params)
+
+    def submit(self, job: Job, reader: Reader, answer: Callable[[Request | BaseException], object]) -> None:
+        """Begin a request between two steps, without waiting for it.
+
+        answer: gets the request, or what kept it from being made, in the engine's thread, before the reader gets any
+        state of it."""
+
+        def begin() -> None:
+            try:
+                answer(self._begin_job(job, reader))
+            except Exception as error:
+                answer(error)
+
+        self._thread.submit(begin)
+
+    def run_between_steps(self, work: Callable[[Engine | None], object]) -> None:
+        """Have the engine's thread do some work between two steps, without waiting for it. None: of a closed LLM."""
+        self._thread.submit(lambda: work(self._engine))
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds that the step under way has taken so far; 0 between steps."""
+        return self._thread.step_seconds
+
+    def step_traceback(self) -> str:
+        """Where the engine's thread is now, as text; "" where it has ended."""
+        return self._thread.traceback()
 
     def _open_engine(self) -> Engine:
         if self._engine is None:
             raise InvalidArgumentError("LLM", got="closed", next="Make a new one.")
         return self._engine
 
-    def _run(self, jobs: list[_Job], show_progress: bool) -> list[RequestOutput]:
+    def _run(self, jobs: list[Job], show_progress: bool) -> list[RequestOutput]:
         requests: list[Request] = []
-        reader = Reader()
+        updates: SimpleQueue[RequestState | None] = SimpleQueue()
+        reader = Reader(updates=updates)
         with _progress_bar(len(jobs), show_progress) as show:
             try:
                 self._add(jobs, requests, reader)
                 for done in range(len(jobs)):
                     show(done)
-                    self._thread.wait(reader.updates)
-                    _raise_failures(requests)
+                    self._thread.wait(updates)
+                    raise_failures(requests)
                 show(len(jobs))
             finally:
                 self._abort(requests, len(jobs))
         return [request.output() for request in requests]
 
-    def _stream(self, job: _Job) -> Iterator[RequestOutput]:
+    def _stream(self, job: Job) -> Iterator[RequestOutput]:
         requests: list[Request] = []
-        reader = Reader(streaming=True)
+        updates: SimpleQueue[RequestState | None] = SimpleQueue()
+        reader = Reader(streaming=True, updates=updates)
         try:
             self._add([job], requests, reader)
-            while (state := self._thread.wait(reader.updates)) is not None:
+            while (state := self._thread.wait(updates)) is not None:
                 yield requests[0].output(state)
-            _raise_failures(requests)
+            raise_failures(requests)
             yield requests[0].output()
         finally:
             self._abort(requests, 1)
 
-    def _add(self, jobs: list[_Job], requests: list[Request], reader: Reader) -> None:
+    def _add(self, jobs: list[Job], requests: list[Request], reader: Reader) -> None:
         """Begin all requests, between the same two steps."""
 
         def add() -> None:
             for job in jobs:
-                requests.append(self._open_engine().add(*job, reader))
+                requests.append(self._begin_job(job, reader))
 
         self._thread.call(add)
+
+    def _begin_job(self, job: Job, reader: Reader) -> Request:
+        return self._open_engine().add(job.prompt, job.prompt_token_ids, job.params, reader)
 
     def _abort(self, requests: list[Request], count: int) -> None:
         """End what still runs as soon as the step under way is over. Interrupted, `_add` may have yet to fill the list,
@@ -374,7 +419,7 @@ class LLM:
             self._thread.post(abort)
 
 
-def _raise_failures(requests: Sequence[Request]) -> None:
+def raise_failures(requests: Sequence[Request]) -> None:
     """Raise what ended a request that its caller did not end: a copy, as what is raised holds the frames that hold the
     request."""
     for request in requests:

@@ -7,6 +7,7 @@ decides by itself when it has ended.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,10 +33,15 @@ class Detokenizer(Protocol):
 
 
 class SampleState(NamedTuple):
-    """A sample's progress after a step, and how much of its text is final: both only grow."""
+    """A sample's progress after a step, and how much of its text is final: all only grow.
+
+    num_shown_tokens: tokens with text that is shown. A stop string that may yet come holds back text and tokens alike;
+    one that has come takes both.
+    """
 
     num_tokens: int
     num_shown: int
+    num_shown_tokens: int
     cumulative_logprob: float
     finish_reason: FinishReason | None
     stop_reason: int | str | None
@@ -49,15 +55,23 @@ class RequestState(NamedTuple):
     at: float
 
 
+class Updates(Protocol):
+    """Takes what becomes of a request, in the engine's thread: a SimpleQueue, or an asyncio front's stream."""
+
+    def put(self, item: RequestState | None, /) -> object: ...
+
+
 @dataclass(frozen=True)
 class Reader:
     """What a caller wants to be told about its requests, which may share one.
 
-    updates: gets None when a request has ended; streaming: and a state after each step before that.
+    updates: gets None when a request has ended; streaming: and a state after each step before that. wake: called once
+    after all that is put between two steps, whatever the number of requests that share it.
     """
 
     streaming: bool = False
-    updates: SimpleQueue[RequestState | None] = field(default_factory=SimpleQueue["RequestState | None"])
+    updates: Updates = field(default_factory=SimpleQueue["RequestState | None"])
+    wake: Callable[[], None] | None = None
 
 
 class Sample:
@@ -82,9 +96,13 @@ class Sample:
         # Stop strings are looked for in the text with its hidden tokens: (where one begins, its length) of each.
         self._whole = ""
         self._hidden: list[tuple[int, int]] = []
+        # Of each token, where the text that it gave ends. Kept with stop strings only.
+        self._token_ends: list[int] = []
+        # Where the stop string that ended the sample begins.
+        self._stop_begin: int | None = None
         # Without a reader or a stop string the text is made once, at the end.
         self._follows_text = detokenizer is not None and (request.streaming or bool(self._stops))
-        self._shown = 0
+        self._shown = self._shown_tokens = 0
 
     @property
     def finished(self) -> bool:
@@ -92,6 +110,11 @@ class Sample:
 
     def append(self, token_id: int) -> None:
         """Take the next token; may end the sample."""
+        self._append(token_id)
+        if self._stops:
+            self._token_ends.append(len(self._whole))
+
+    def _append(self, token_id: int) -> None:
         ids, request = self.token_ids, self.request
         ids.append(token_id)
         # Before min_tokens an end is sampled only where every other token is banned: it does not end the sample yet.
@@ -129,25 +152,31 @@ class Sample:
 
     def state(self) -> SampleState:
         """How far it has come."""
-        shown = len(self.text)
-        if self._stops and self.finish_reason is None and not self.request.params.include_stop_str_in_output:
-            shown = self._without_hidden(len(self._whole) - num_held_back(self._whole, self._stops))
-        return SampleState(len(self.token_ids), shown, self.cumulative_logprob, self.finish_reason, self.stop_reason)
+        shown, tokens = len(self.text), len(self.token_ids)
+        if self._stops and not self.request.params.include_stop_str_in_output:
+            if self.finish_reason is None:
+                end = len(self._whole) - num_held_back(self._whole, self._stops)
+                shown, tokens = self._without_hidden(end), self._num_tokens_until(end)
+            elif self._stop_begin is not None:
+                tokens = bisect_left([0, *self._token_ends[:-1]], self._stop_begin)
+        return SampleState(
+            len(self.token_ids), shown, tokens, self.cumulative_logprob, self.finish_reason, self.stop_reason
+        )
 
-    def output(self, state: SampleState) -> CompletionOutput:
-        """A copy of what the sample was in a state; each call's delta continues the one before."""
-        count, text = state.num_tokens, self.text[: state.num_shown]
-        delta = text[self._shown :]
-        self._shown = state.num_shown
+    def output(self, state: SampleState, *, delta: bool = False) -> CompletionOutput:
+        """A copy of what the sample was in a state, or with `delta` of what is new since the call before."""
+        begin, end = (self._shown_tokens, state.num_shown_tokens) if delta else (0, state.num_tokens)
+        new = self.text[self._shown : state.num_shown]
+        self._shown, self._shown_tokens = state.num_shown, state.num_shown_tokens
         return CompletionOutput(
             index=self.index,
-            text=text,
-            token_ids=self.token_ids[:count],
+            text=new if delta else self.text[: state.num_shown],
+            token_ids=self.token_ids[begin:end],
             cumulative_logprob=None if self.logprobs is None else state.cumulative_logprob,
-            logprobs=None if self.logprobs is None else self.logprobs[:count],
+            logprobs=None if self.logprobs is None else self.logprobs[begin:end],
             finish_reason=state.finish_reason,
             stop_reason=state.stop_reason,
-            delta=delta,
+            delta=new,
         )
 
     def _push(self, ids: Sequence[int], *, last: bool) -> None:
@@ -171,7 +200,13 @@ class Sample:
             begin, stop = found
             keep = self.request.params.include_stop_str_in_output
             self.text = self.text[: self._without_hidden(begin + len(stop) if keep else begin)]
-            self.finish_reason, self.stop_reason = "stop", stop
+            self.finish_reason, self.stop_reason, self._stop_begin = "stop", stop, begin
+
+    def _num_tokens_until(self, position: int) -> int:
+        """Tokens with text before a position of the whole text; those without text go with the next that has some."""
+        ends = self._token_ends
+        count = bisect_right(ends, position)
+        return bisect_left(ends, ends[count - 1]) + bool(ends[count - 1]) if count else 0
 
     def _without_hidden(self, position: int) -> int:
         """Where a position of the whole text lies in the text without hidden tokens."""
@@ -212,7 +247,7 @@ class Request:
         self.params = params
         self.end_ids, self.max_new_tokens = ends.token_ids, ends.max_new_tokens
         reader = reader or Reader()
-        self.streaming, self.updates = reader.streaming, reader.updates
+        self.streaming, self.updates, self.wake = reader.streaming, reader.updates, reader.wake
         self.prompt_logprobs: list[Logprobs | None] | None = None
         self.failure: BaseException | None = None
         self.samples = [
@@ -244,15 +279,17 @@ class Request:
         elif self.streaming:
             self.updates.put(self._state())
 
-    def output(self, state: RequestState | None = None) -> RequestOutput:
-        """A copy of what the request was in a state, or is now."""
+    def output(self, state: RequestState | None = None, *, delta: bool = False) -> RequestOutput:
+        """A copy of what the request was in a state, or is now. delta: of its samples only what is new since the last
+        one; what belongs to the prompt is then shared, not copied."""
         state = state or self._state()
+        ids, logprobs = self.prompt_token_ids, self.prompt_logprobs
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
-            prompt_token_ids=list(self.prompt_token_ids),
-            prompt_logprobs=None if self.prompt_logprobs is None else list(self.prompt_logprobs),
-            outputs=[sample.output(then) for sample, then in zip(self.samples, state.samples, strict=True)],
+            prompt_token_ids=ids if delta else list(ids),
+            prompt_logprobs=logprobs if delta or logprobs is None else list(logprobs),
+            outputs=[s.output(then, delta=delta) for s, then in zip(self.samples, state.samples, strict=True)],
             finished=state.finished,
             metrics=self._metrics(state),
         )

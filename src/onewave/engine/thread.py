@@ -11,7 +11,10 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
+import time
+import traceback
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -35,13 +38,15 @@ class _Mailbox:
     """What callers share with the thread, in one process.
 
     inbox: jobs; a queue ends the thread, which then puts None into it. serving: held by the thread while it serves the
-    inbox, so that there are never two. ident: of that thread.
+    inbox, so that there are never two. ident: of that thread. step_began: by the performance counter; None
+    between steps.
     """
 
     def __init__(self) -> None:
         self.inbox: _Inbox = SimpleQueue()
         self.serving = threading.Lock()
         self.ident: int | None = None
+        self.step_began: float | None = None
         self.pid = os.getpid()
 
 
@@ -86,6 +91,23 @@ class EngineThread:
         """Have the thread do a job on running requests between two steps, without waiting for it."""
         self._mailbox.inbox.put(job)
 
+    def submit(self, job: Callable[[], object]) -> None:
+        """Have the thread do a job between two steps, without waiting for it; begin the thread where there is none."""
+        self._look_for_fork()
+        self._mailbox.inbox.put(job)
+        self._begin()
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds that the step under way has taken so far; 0 between steps."""
+        began = self._mailbox.step_began
+        return 0.0 if began is None else time.perf_counter() - began
+
+    def traceback(self) -> str:
+        """Where the thread is now, as text; "" where there is none."""
+        frame = sys._current_frames().get(self._mailbox.ident or 0)  # pyright: ignore[reportPrivateUsage] (documented)
+        return "" if frame is None else "".join(traceback.format_stack(frame))
+
     def wait(self, updates: SimpleQueue[_Result]) -> _Result:
         """Return what the thread has put into a queue of a running request, as soon as there is something."""
         self._look_for_fork()
@@ -128,7 +150,7 @@ def _run(mailbox: _Mailbox, engine_of: weakref.ref[Engine]) -> None:
     while mailbox.serving.acquire(blocking=False):
         mailbox.ident = threading.get_ident()
         try:
-            ended = _serve(mailbox.inbox, engine_of)
+            ended = _serve(mailbox, engine_of)
         finally:
             mailbox.ident = None
             mailbox.serving.release()
@@ -137,9 +159,9 @@ def _run(mailbox: _Mailbox, engine_of: weakref.ref[Engine]) -> None:
             return
 
 
-def _serve(inbox: _Inbox, engine_of: weakref.ref[Engine]) -> SimpleQueue[None]:
+def _serve(mailbox: _Mailbox, engine_of: weakref.ref[Engine]) -> SimpleQueue[None]:
     """Do jobs and make steps until a queue comes, which this returns; hold nothing while there is neither."""
-    engine = engine_of()
+    inbox, engine = mailbox.inbox, engine_of()
     stream = None if engine is None else engine.stream
     del engine
     with nullcontext() if stream is None else torch.cuda.stream(stream):
@@ -153,7 +175,9 @@ def _serve(inbox: _Inbox, engine_of: weakref.ref[Engine]) -> SimpleQueue[None]:
             if engine is not None:
                 engine.tell_readers()
                 while engine.has_work and inbox.empty():
+                    mailbox.step_began = time.perf_counter()
                     _step(engine)
+                mailbox.step_began = None
                 engine.tell_readers()
             del job, engine
             job = inbox.get()

@@ -25,7 +25,7 @@ from onewave.cli.bench import wave as bench_wave
 from onewave.cli.bench.ffn import bench_ffn
 from onewave.cli.bench.report import Results
 from onewave.cli.main import app
-from onewave.engine import options as engine_options
+from onewave.engine.load import choices as engine_options
 from onewave.engine.load import wave as load_module
 from onewave.memory.kv_cache import StaticKVCache
 from onewave.models.batch import Batch

@@ -94,6 +94,41 @@ def test_a_stop_string_in_the_middle_of_a_token_cuts_the_token(run_ahead: int) -
     assert (output.text, output.token_ids, output.stop_reason) == ("a", [piece], "ab")
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text("abcx ", min_size=1, max_size=6), min_size=1, max_size=3), st.integers(0, 10**6), st.booleans())
+def test_deltas_hold_token_ids_back_with_their_text_and_a_stop_string_takes_both(
+    stops: list[str], seed: int, include: bool
+) -> None:
+    params = SamplingParams(
+        stop=stops,
+        seed=seed,
+        max_tokens=25,
+        ignore_eos=True,
+        include_stop_str_in_output=include,
+        logprobs=0,
+        logit_bias=dict.fromkeys((t for t, piece in enumerate(PIECES) if "x" in piece), -100.0),
+    )
+    engine = make_engine(FakeRunner())
+    request = engine.add(None, PROMPT, params, Reader(streaming=True))
+    text, ids, logprobs = "", list[int](), list[int]()
+    while engine.has_work:
+        engine.step()
+        output = request.output(delta=True).outputs[0]
+        text, ids = text + output.text, ids + output.token_ids
+        logprobs += [token for entry in output.logprobs or [] for token in entry]
+        given_text = "".join(PIECES[token] for token in ids)
+        if not output.finished():
+            assert text.startswith(given_text)
+    whole = request.output().outputs[0]
+    assert (text, logprobs) == (whole.text, ids)
+    assert whole.token_ids[: len(ids)] == ids
+    if whole.finish_reason == "length" or include:
+        assert ids == whole.token_ids
+    else:
+        assert given_text.startswith(text)
+        assert not ids or len(given_text) - len(PIECES[ids[-1]]) < len(text)
+
+
 # Pieces without "x", which the detokenizer shows later than the tokens it belongs to.
 SPECIAL = {token for token in range(3, len(PIECES), 4) if "x" not in PIECES[token]}
 

@@ -97,7 +97,7 @@ def ops(
         raise InvalidArgumentError(what, got="no attention operator", next="Name attention first.")
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.ops.operators import OPERATORS, check_weight_format, measure, trials
-    from onewave.engine.options import check_dtype_on, choose_device, choose_dtype
+    from onewave.engine.load.choices import check_dtype_on, choose_device, choose_dtype
     from onewave.models.config.read import load_config
     from onewave.ops.linear.packed import FORMATS
 
@@ -147,7 +147,7 @@ def _refuse_step_options(call: typer.Context, operator: str) -> None:
 
 def _attention_dtype(dtype: str, device: str) -> tuple[torch.dtype, torch.device]:
     """What attention is measured in: bfloat16 on a GPU, float32 on a CPU, unless a type is named."""
-    from onewave.engine.options import choose_device, choose_operand_dtype
+    from onewave.engine.load.choices import choose_device, choose_operand_dtype
 
     where = choose_device(device)
     make_current(where)

@@ -56,7 +56,7 @@ def peers(
     check_device(device)
     from onewave.bench.engine.peer_worker import PEERS
     from onewave.bench.engine.peers import Job, compare, text_prompts
-    from onewave.engine.options import check_dtype_on, choose_device
+    from onewave.engine.load.choices import check_dtype_on, choose_device
     from onewave.engine.text.tokenizer import load_tokenizer
 
     where = choose_device(device)

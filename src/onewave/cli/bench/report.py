@@ -80,7 +80,7 @@ def numbers(name: str, text: str, least: int = 0) -> list[int]:
 
 def gpu_for(command: str, device: str, next: str) -> torch.device:
     """The GPU that an option names, made current. Raises UnsupportedError for a CPU."""
-    from onewave.engine.options import choose_device
+    from onewave.engine.load.choices import choose_device
 
     where = choose_device(device)
     if where.type != "cuda":

@@ -34,7 +34,7 @@ def startup(
     told |= {"load_format": chosen, "max_model_len": max_model_len, "max_num_seqs": batch_size}
     EngineOptions(**told)
     from onewave.bench.engine.startup import Job, measure_startup
-    from onewave.engine.options import (
+    from onewave.engine.load.choices import (
         check_dtype_on,
         choose_decode,
         choose_device,

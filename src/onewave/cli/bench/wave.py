@@ -64,9 +64,9 @@ def wave(
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.engine.wave import WaveCase, measure_wave
     from onewave.engine.load.checkpoint import load_model
+    from onewave.engine.load.choices import check_dtype_on, choose_device, choose_dtype, choose_weight_format
     from onewave.engine.load.options import LoadOptions
     from onewave.engine.load.wave import load_streamed
-    from onewave.engine.options import check_dtype_on, choose_device, choose_dtype, choose_weight_format
     from onewave.memory.shortage import is_out_of_memory
     from onewave.models.config.read import load_config
     from onewave.models.llama_plan import unsupported_because

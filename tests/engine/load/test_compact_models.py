@@ -17,9 +17,9 @@ from kit.models.tiny_decoders import BASE
 from onewave.base.errors import InvalidArgumentError, OutOfReachError, UnsupportedError
 from onewave.base.weight_formats import COMPACT, ROUNDINGS
 from onewave.engine.llm import LLM
+from onewave.engine.load.choices import choose_weight_format
 from onewave.engine.load.load import load
 from onewave.engine.load.wave import load_wave
-from onewave.engine.options import choose_weight_format
 from onewave.weights.dummy import DummyStore
 
 BF16 = {"dtype": torch.bfloat16}

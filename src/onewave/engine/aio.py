@@ -1,0 +1,315 @@
+"""AsyncLLM: an LLM for asyncio, where many requests wait and none has a thread.
+
+The engine's thread leaves each request's newest state in the request's `_Stream` and wakes the event loop once a step,
+however many requests had news. A reader that is slow finds the newest state only: its next output holds all the tokens
+since the one before. Nothing queues up, no token is lost, and no reader holds another up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, TypeVar
+
+from onewave.base.errors import BusyError, InvalidArgumentError, StoppingError
+from onewave.engine.arguments import whole
+from onewave.engine.engine import Engine
+from onewave.engine.llm import LLM, Job, raise_failures
+from onewave.engine.output import RequestOutput
+from onewave.engine.params import SamplingParams
+from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, parse_params, parse_prompts
+from onewave.engine.request import Reader, Request, RequestState
+from onewave.engine.text.conversations import ChatLayout, Conversation
+
+_Result = TypeVar("_Result")
+
+# Text up to which encoding takes less than a hand-over to another thread is worth, in characters.
+_SHORT_PROMPT = 4096
+_MAX_NAMED = 8
+_log = logging.getLogger("onewave")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What an AsyncLLM refuses, and when its watchdog speaks.
+
+    max_requests: requests that wait or run at once; one more is refused with BusyError. step_seconds: a step that takes
+    longer is reported on the log.
+    """
+
+    max_requests: int = 512
+    step_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        whole("max_requests", self.max_requests, 1)
+        if not self.step_seconds > 0:
+            raise InvalidArgumentError("step_seconds", got=str(self.step_seconds), allowed="a number above 0")
+
+
+class AsyncLLM:
+    """An LLM's requests as asynchronous iterators. Its methods are called on an event loop.
+
+    llm: closed by `close`, and used by nobody else after that.
+    """
+
+    def __init__(self, llm: LLM, limits: Limits | None = None) -> None:
+        self.llm, self.limits = llm, limits or Limits()
+        self._hub: _Hub | None = None
+        self._streams: set[_Stream] = set()
+        self._stopping = False
+        self._idle: asyncio.Event | None = None
+        self._watchdog: asyncio.Task[None] | None = None
+
+    @classmethod
+    def load(cls, model: str | PathLike[str], limits: Limits | None = None, **options: Any) -> AsyncLLM:
+        """Load a model. options: LLM's. Raises as LLM."""
+        return cls(LLM(model, **options), limits)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that wait or run."""
+        return len(self._streams)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether new requests are refused, as `drain` or `close` was called."""
+        return self._stopping
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the step under way takes longer than it may."""
+        return self.llm.step_seconds > self.limits.step_seconds
+
+    async def generate(
+        self,
+        prompt: PromptLike,
+        params: ParamsLike | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        delta: bool = False,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Continue a prompt, text or token ids. Yields what LLM.stream yields; a slow reader gets several tokens at
+        once.
+
+        Closing the iterator, or cancelling the task that reads it, ends the request after the step under way.
+        delta: outputs hold only what is new since the one before: text, token ids, log-probabilities.
+        Raises as LLM.generate, BusyError and StoppingError.
+        """
+        raw = parse_prompts(prompt)
+        if len(raw) != 1:
+            raise InvalidArgumentError("prompt", got=f"{len(raw)} prompts", allowed="one; generate each")
+        job = await self.prepare(raw[0], parse_params(params, 1)[0])
+        job = job._replace(priority=priority, cache_salt=cache_salt)
+        async with aclosing(self.run(job, request_id=request_id, delta=delta)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def prepare(self, prompt: RawPrompt, params: SamplingParams, *, add_special_tokens: bool = True) -> Job:
+        """Encode and check a prompt; a long one in another thread. Raises InvalidArgumentError, TokenizerError."""
+
+        def prepare() -> Job:
+            return self.llm.prepare(prompt, params, add_special_tokens=add_special_tokens)
+
+        return await _beside(prepare, len(prompt.text or prompt.token_ids or ()))
+
+    async def prepare_chat(self, conversation: Conversation, params: SamplingParams, layout: ChatLayout) -> Job:
+        """Lay a conversation out, encode and check it, as `prepare`."""
+        length = sum(len(str(message.get("content"))) for message in conversation)
+        return await _beside(lambda: self.llm.prepare_chat(conversation, params, layout), length)
+
+    async def run(
+        self, job: Job, *, request_id: str | None = None, delta: bool = False
+    ) -> AsyncGenerator[RequestOutput]:
+        """Run what `prepare` has made; yields and raises as `generate`."""
+        stream = self._begin(job, request_id)
+        try:
+            async for state in stream.states():
+                yield stream.begun_request.output(state, delta=delta)
+            raise_failures([stream.begun_request])
+            yield stream.begun_request.output(delta=delta)
+        finally:
+            self._end(stream)
+
+    async def drain(self) -> None:
+        """Refuse new requests and return when those that wait or run have ended."""
+        self._stopping = True
+        if self._streams:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+
+    async def close(self) -> None:
+        """End what runs and free the model."""
+        self._stopping = True
+        await asyncio.to_thread(self.llm.close)
+
+    async def run_between_steps(self, work: Callable[[Engine], _Result]) -> _Result:
+        """Have the engine's thread do some work between two steps; return its result or raise its error."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[_Result] = loop.create_future()
+
+        def settle(result: _Result | None, error: BaseException | None) -> None:
+            if not answer.done():
+                answer.set_exception(error) if error is not None else answer.set_result(result)  # type: ignore[arg-type]
+
+        def job(engine: Engine | None) -> None:
+            try:
+                if engine is None:
+                    raise StoppingError("engine", got="closed")
+                result, error = work(engine), None
+            except Exception as raised:
+                result, error = None, raised
+            with suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(settle, result, error)
+
+        self.llm.run_between_steps(job)
+        return await answer
+
+    def check_room(self, num_requests: int = 1) -> None:
+        """Raise BusyError or StoppingError unless so many requests can come."""
+        if self._stopping:
+            raise StoppingError("request", got="sent while the engine is stopping", next="Send it to another server.")
+        if len(self._streams) + num_requests > self.limits.max_requests:
+            got = f"{len(self._streams)} wait or run"
+            raise BusyError("requests", got=got, allowed=f"{self.limits.max_requests}", next="Send it again later.")
+
+    def _begin(self, job: Job, request_id: str | None) -> _Stream:
+        self.check_room()
+        loop = asyncio.get_running_loop()
+        if self._hub is None or self._hub.loop is not loop:
+            self._hub = _Hub(loop)
+        stream = _Stream(self._hub, request_id)
+        self._streams.add(stream)
+        if self._watchdog is None or self._watchdog.done() or self._watchdog.get_loop() is not loop:
+            self._watchdog = loop.create_task(self._watch(), name="onewave watchdog")
+        self.llm.submit(job, Reader(streaming=True, updates=stream, wake=self._hub.wake), stream.begin)
+        return stream
+
+    def _end(self, stream: _Stream) -> None:
+        if not stream.ended:
+            # Behind the job that begins it, so that there is something to end.
+            self.llm.run_between_steps(stream.abort)
+        self._streams.discard(stream)
+        if not self._streams:
+            if self._idle is not None:
+                self._idle.set()
+            if self._watchdog is not None:
+                self._watchdog.cancel()
+                self._watchdog = None
+
+    async def _watch(self) -> None:
+        """Report each step that takes too long, once, for as long as there are requests."""
+        limit, reported = self.limits.step_seconds, False
+        while True:
+            await asyncio.sleep(min(limit / 4, 1.0))
+            if self.stalled and not reported:
+                named = sorted(stream.name for stream in self._streams)
+                more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+                _log.warning(
+                    "a step has taken %.1f s (limit %.1f s) with requests %s%s; the engine's thread is at:\n%s",
+                    self.llm.step_seconds, limit, ", ".join(named[:_MAX_NAMED]), more, self.llm.step_traceback(),
+                )  # fmt: skip
+            reported = self.stalled
+
+
+async def _beside(work: Callable[[], _Result], length: int) -> _Result:
+    """Do some work here if it is short, else in another thread."""
+    return work() if length <= _SHORT_PROMPT else await asyncio.to_thread(work)
+
+
+class _Hub:
+    """One event loop's streams with news. `changed` and `wake` are the engine's thread's, `_deliver` the loop's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.changed: deque[_Stream] = deque()
+        self._woken = False
+
+    def wake(self) -> None:
+        """Have the loop look at `changed`, unless it is about to."""
+        if not self._woken:
+            self._woken = True
+            with suppress(RuntimeError):  # the loop has been closed
+                self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._woken = False  # first: what changes from here on wakes the loop again
+        while self.changed:
+            self.changed.popleft().notify()
+
+
+class _Stream:
+    """One request's news: written by the engine's thread, read by one task on the loop.
+
+    ended: whether the request is over, or was never begun; it has no further states then.
+    """
+
+    def __init__(self, hub: _Hub, request_id: str | None) -> None:
+        self.ended = False
+        self._hub = hub
+        self._request_id = request_id
+        self._request: Request | None = None
+        self._error: BaseException | None = None
+        self._newest: RequestState | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def begun_request(self) -> Request:
+        """The request, once a state of it has come."""
+        assert self._request is not None
+        return self._request
+
+    @property
+    def name(self) -> str:
+        """How the log calls it."""
+        return self._request_id or (self._request.request_id if self._request else "(waiting)")
+
+    def begin(self, made: Request | BaseException) -> None:
+        """Take the request, or what kept it from being made. In the engine's thread."""
+        if isinstance(made, Request):
+            made.request_id = self._request_id or made.request_id
+            self._request = made
+        else:
+            self._error = made
+            self.put(None)
+            self._hub.wake()
+
+    def put(self, item: RequestState | None, /) -> None:
+        """Take a state, or None at the end. In the engine's thread, before the hub's wake."""
+        if item is None:
+            self.ended = True
+        else:
+            self._newest = item
+        self._hub.changed.append(self)
+
+    def abort(self, engine: Engine | None) -> None:
+        """End the request. In the engine's thread."""
+        if self._request is not None and engine is not None:
+            engine.abort(self._request)
+
+    def notify(self) -> None:
+        """Wake the task that waits for news."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def states(self) -> AsyncIterator[RequestState]:
+        """States before the last one, each the newest when it is asked for."""
+        seen: RequestState | None = None
+        while True:
+            newest = self._newest
+            if self.ended:
+                if self._error is not None:
+                    raise self._error
+                return
+            if newest is not None and newest is not seen:
+                seen = newest
+                yield newest
+                continue
+            self._waiter = self._hub.loop.create_future()
+            await self._waiter
