@@ -54,7 +54,7 @@ class Limits:
 class AsyncLLM:
     """An LLM's requests as asynchronous iterators. Its methods are called on an event loop.
 
-    llm: closed by `close`, and used by nobody else after that.
+    llm: closed by `close`.
     """
 
     def __init__(self, llm: LLM, limits: Limits | None = None) -> None:

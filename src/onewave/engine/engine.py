@@ -252,7 +252,7 @@ class Engine:
         return ahead > 0
 
     def tell_readers(self) -> None:
-        """Put what has changed since the last call into requests' updates, then wake whoever reads several."""
+        """Put what has changed since the last call into requests' updates, then wake readers once each."""
         if not self._changed:
             return
         for request in self._changed:
