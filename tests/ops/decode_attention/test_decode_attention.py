@@ -315,6 +315,21 @@ def test_the_cpu_loops_equal_the_reference(window: int | None) -> None:
     torch.testing.assert_close(out, right, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("window", "block_size"), [(None, 1), (7, 8), (None, 16), (17, 16)])
+def test_the_cpu_loops_give_the_same_bits_from_blocks(window: int | None, block_size: int) -> None:
+    lengths = torch.tensor([5, 0, 33, 48])
+    q, k, v = (
+        torch.randn(4, n, s, 24, generator=torch.Generator().manual_seed(n)) for n, s in ((6, 1), (3, 48), (3, 48))
+    )
+    expected = decode_attention(q, k, v, lengths, window=window, backend="cpu")
+    table = torch.randperm(4 * 48 // block_size, generator=torch.Generator().manual_seed(0)).view(4, -1)
+    pools = [torch.full((table.numel(), 3, block_size, 24), torch.nan) for _ in range(2)]
+    for cache, pool in zip((k, v), pools, strict=True):
+        pool[table] = cache.unflatten(2, (-1, block_size)).transpose(1, 2)
+    found = decode_attention(q, *pools, lengths, block_table=table.int(), window=window, backend="cpu")
+    assert torch.equal(found, expected)
+
+
 def bad_calls() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
     low = {"dtype": torch.float16, "device": DEVICE}
     return [

@@ -15,7 +15,7 @@ from onewave.ops.choice import Call
 from onewave.ops.decode_attention.caches import CacheShape, cache_shape
 from onewave.ops.library import check_one_device, check_seq_lens, shares_elements
 
-CPU_TAKES = "one query a row, float32, whole rows of an unpacked cache, no extras"
+CPU_TAKES = "one query a row, float32, an unpacked cache, no extras"
 MAX_QUERIES = 8
 # What the registered operators take, in the order of DecodeCall.flat.
 SCHEMA = (
@@ -120,14 +120,13 @@ class DecodeCall(Call):
     @property
     def suits_loops(self) -> bool:
         """Whether the compiled CPU loops take it: CPU_TAKES, and no gaps inside a head of the cache."""
-        k, v, table = self.k_cache, self.v_cache, self.block_table
+        k, v = self.k_cache, self.v_cache
         return (
             self.on_cpu
             and self.is_plain
             and self.q.dtype is torch.float32
             and self.q.shape[2] == 1
             and k.dtype is torch.float32
-            and (table is None or table.shape[1] == 1)
             and k.ndim == 4
             and k.stride() == v.stride()
             and k.stride(2) == k.shape[3]

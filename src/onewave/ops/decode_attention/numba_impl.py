@@ -24,45 +24,57 @@ _MAX_SERIAL_KEYS = 64
 @kernel
 def _pairs(table_at: int, first_pair: int, last_pair: int) -> None:
     table = integers(table_at, 19)
-    q_at, k_at, v_at, slots_at, seq_lens_at, out_at = table[1], table[2], table[3], table[4], table[5], table[6]
+    q_at, k_at, v_at, blocks_at, seq_lens_at, out_at = table[1], table[2], table[3], table[4], table[5], table[6]
     rows = table[7]
-    num_heads, num_kv_heads, head_dim, stride_slot, stride_head = table[8], table[9], table[10], table[11], table[12]
-    window, capacity, num_slots = table[13], table[14], table[15]
+    num_heads, num_kv_heads, head_dim, stride_block, stride_head = table[8], table[9], table[10], table[11], table[12]
+    window, block_size, num_blocks, blocks_a_row = table[13], table[14], table[15], table[16]
     scale = np.float32(doubles(table_at, 1)[0])
-    slots, seq_lens = integers(slots_at, rows), integers(seq_lens_at, rows)
+    all_blocks, seq_lens = integers(blocks_at, rows * blocks_a_row), integers(seq_lens_at, rows)
     for pair in range(first_pair, last_pair):
         row, head = pair // num_heads, pair % num_heads
+        blocks = all_blocks[row * blocks_a_row : (row + 1) * blocks_a_row]
         first = max(0, seq_lens[row] - window)
-        length = min(seq_lens[row], capacity) - first
-        if length <= 0 or not 0 <= slots[row] < num_slots:
+        end = min(seq_lens[row], blocks_a_row * block_size)
+        first_block, end_block = first // block_size, (end + block_size - 1) // block_size
+        for nth in range(first_block, end_block):
+            if not 0 <= blocks[nth] < num_blocks:
+                end = first
+        length = end - first
+        if length <= 0:
             # Without keys the output is 0; a row of negative length keeps its own.
             if seq_lens[row] >= 0:
                 out = floats(out_at + pair * head_dim * 4, head_dim)
                 for d in range(head_dim):
                     out[d] = 0.0
             continue
-        kv_head = head // (num_heads // num_kv_heads)
-        start = (slots[row] * stride_slot + kv_head * stride_head + first * head_dim) * 4
+        in_block = head // (num_heads // num_kv_heads) * stride_head
         q, out = floats(q_at + pair * head_dim * 4, head_dim), floats(out_at + pair * head_dim * 4, head_dim)
-        keys, values = floats(k_at + start, length * head_dim), floats(v_at + start, length * head_dim)
         weights = np.empty(length, np.float32)
         top = np.float32(-np.inf)
-        for j in range(length):
-            score = np.float32(0.0)
-            for d in range(head_dim):
-                score += q[d] * keys[j * head_dim + d]
-            weights[j] = score * scale
-            top = max(top, weights[j])
+        for nth in range(first_block, end_block):
+            begin, stop = max(first, nth * block_size), min(end, (nth + 1) * block_size)
+            start = blocks[nth] * stride_block + in_block + (begin - nth * block_size) * head_dim
+            keys = floats(k_at + start * 4, (stop - begin) * head_dim)
+            for j in range(stop - begin):
+                score = np.float32(0.0)
+                for d in range(head_dim):
+                    score += q[d] * keys[j * head_dim + d]
+                weights[begin - first + j] = score * scale
+                top = max(top, weights[begin - first + j])
         total = np.float32(0.0)
         for j in range(length):
             weights[j] = exp(weights[j] - top)
             total += weights[j]
         for d in range(head_dim):
             out[d] = 0.0
-        for j in range(length):
-            weight = weights[j] / total
-            for d in range(head_dim):
-                out[d] += weight * values[j * head_dim + d]
+        for nth in range(first_block, end_block):
+            begin, stop = max(first, nth * block_size), min(end, (nth + 1) * block_size)
+            start = blocks[nth] * stride_block + in_block + (begin - nth * block_size) * head_dim
+            values = floats(v_at + start * 4, (stop - begin) * head_dim)
+            for j in range(stop - begin):
+                weight = weights[begin - first + j] / total
+                for d in range(head_dim):
+                    out[d] += weight * values[j * head_dim + d]
 
 
 def run(call: DecodeCall, choice: Choice) -> tuple[Tensor, None]:
@@ -86,13 +98,13 @@ def decode_attention(
 ) -> None:
     """Write out, q's shape: [rows, heads, head_dim] or [rows, heads, 1, head_dim]; see op.decode_attention.
 
-    Every row lies in one block of the cache; block_table: [rows, 1].
+    block_table: [rows, blocks a row]; None: row i lies in block i.
     """
     rows, num_heads, head_dim = q.shape[0], q.shape[1], q.shape[-1]
     target = out.contiguous()
-    slots = torch.arange(rows) if block_table is None else block_table
-    q, slots, seq_lens = q.contiguous(), slots.long().contiguous(), seq_lens.long().contiguous()
-    addresses = (q, k_cache, v_cache, slots, seq_lens, target)
+    blocks = torch.arange(rows)[:, None] if block_table is None else block_table
+    q, blocks, seq_lens = q.contiguous(), blocks.long().contiguous(), seq_lens.long().contiguous()
+    addresses = (q, k_cache, v_cache, blocks, seq_lens, target)
     sizes = (rows, num_heads, k_cache.shape[1], head_dim, k_cache.stride(0), k_cache.stride(1))
     visible = _MAX_KEYS if window is None else min(int(window), _MAX_KEYS)
     alone = rows == 1 and int(seq_lens[0]) <= _MAX_SERIAL_KEYS
@@ -100,7 +112,7 @@ def decode_attention(
     run_on_team(
         _pairs,
         rows * num_heads,
-        (*(t.data_ptr() for t in addresses), *sizes, visible, k_cache.shape[2], k_cache.shape[0]),
+        (*(t.data_ptr() for t in addresses), *sizes, visible, k_cache.shape[2], k_cache.shape[0], blocks.shape[1]),
         factor,
         alone=alone,
     )

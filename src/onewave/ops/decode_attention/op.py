@@ -60,7 +60,7 @@ def decode_attention(
     but on whether the cache's strides are multiples of 8 elements; others are read one by one, which is slow.
     Nothing is read back to the host, so one captured graph serves every length; ONEWAVE_DEBUG=1 checks lengths and
     block table, with a synchronisation (the reference on a CPU always does). To a CPU's compiled loops keys beyond the
-    cache are none, whatever the length says, and a row whose block is none is empty.
+    cache are none, whatever the length says, and a row with a block that does not exist is empty.
     Raises ShapeError, UnsupportedError, InvalidArgumentError.
     Source: Dao et al., Flash-Decoding 2023; Sanovar et al., LeanAttention, arXiv:2405.10480.
     """
