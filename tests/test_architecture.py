@@ -20,15 +20,16 @@ PACKAGE = ROOT / "src" / "onewave"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
-# base <- {weights, memory, tiles, gpu}; tiles, gpu <- wave <- ops <- models <- engine <- {server, bench} <- cli; compat
-# stands on ops; lab on tiles and what plans a decode step (WITHOUT_TORCH). Each room with the rooms it may import from.
+# base <- {weights, memory, tiles}; memory <- gpu; tiles, gpu <- wave <- ops <- models <- engine <- {server, bench} <-
+# cli; compat stands on ops; lab on tiles and what plans a decode step (WITHOUT_TORCH). Each room with the rooms it may
+# import from.
 BELOW = {
     "base": set(),
     "tiles": {"base"},
     "weights": {"base"},
     "memory": {"base"},
     "lab": {"base", "tiles"},
-    "gpu": {"base"},
+    "gpu": {"base", "memory"},
     "wave": {"base", "tiles", "gpu"},
     "ops": {"base", "tiles", "gpu", "wave"},
     "compat": {"base", "tiles", "gpu", "wave", "ops"},

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from onewave.gpu import scratch
+from onewave.memory.tensors import TensorPool
 
 GPU = torch.device("cuda", 0)
 
@@ -54,9 +55,13 @@ def test_each_use_and_stream_has_memory_of_its_own_and_never_less_than_it_asked_
     stream = [1]
     monkeypatch.setattr(scratch, "_blocks", {})
     monkeypatch.setattr(scratch, "_owner", lambda device: stream[0])
+    pool = TensorPool(torch.device("cpu"))
+    monkeypatch.setattr(scratch, "pool_of", lambda device: pool)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, device, **more: empty(*size, device="cpu", **more))
 
     def block(use: str, size: int) -> torch.Tensor:
-        return scratch._kept(use, GPU, size, 8, torch.empty)
+        return scratch._kept(use, GPU, size, 8, torch.float32)
 
     first = block("partials", 10)
     assert block("partials", 9) is first

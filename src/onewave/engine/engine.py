@@ -30,7 +30,7 @@ from torch import Tensor
 
 from onewave.base.errors import CapacityError, OnewaveError
 from onewave.engine.failures import own_copy, without_frames
-from onewave.engine.host_copies import HostLogprobs, check_room, to_list, to_pinned
+from onewave.engine.host_copies import HostLogprobs, check_room, to_list
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompt.passes import PromptChunk
 from onewave.engine.prompt.queue import PassLimits, Prompt, PromptQueue
@@ -38,8 +38,9 @@ from onewave.engine.request import Detokenizer, Ends, Reader, Request, Sample
 from onewave.engine.sampler import Sampled, Sampler, SamplerRow, SamplingPlan
 from onewave.engine.scheduler import Scheduler
 from onewave.memory.shortage import is_out_of_memory
+from onewave.memory.staging import Staging
 from onewave.models.batch import StepRows
-from onewave.ops.sampling import TokenLogprobs, rows_without_numbers, stream_key, token_logprobs
+from onewave.ops.sampling import rows_without_numbers, stream_key, token_logprobs
 
 # Room made at once for a request without max_tokens; more is made as it grows.
 _FIRST_ROOM = 256
@@ -166,7 +167,7 @@ class Engine:
         self._sampler = Sampler(num_slots=runner.max_num_seqs, vocab_size=runner.vocab_size, device=runner.device)
         self._on_cuda = runner.device.type == "cuda"
         self.stream = torch.cuda.current_stream(runner.device) if self._on_cuda else None
-        self._copies = torch.cuda.Stream(runner.device) if self._on_cuda else None
+        self._staging = Staging(runner.device) if self._on_cuda else None
         self._rows: _Rows | None = None
         # Set when the rows that should decode are no longer those of self._rows.
         self._rows_changed = False
@@ -287,6 +288,9 @@ class Engine:
             self._changed.add(request)
         self._live.clear()
         self._scheduler = Scheduler(self._runner.max_num_seqs)
+        for step in self._in_flight:
+            if self._staging is not None:
+                self._staging.give(step.sampled.parts, step.ready)
         self._in_flight.clear()
         self._prompts.clear()
         self._rows, self._rows_changed, self._prefilled_last = None, False, False
@@ -415,22 +419,11 @@ class Engine:
 
     def _launch_copy(self, samples: list[Sample], sampled: Sampled) -> None:
         """Start moving a step's results to the host."""
-        if self._copies is None:
+        if self._staging is None:
             self._in_flight.append(_InFlight(samples, sampled))
             return
-        made, ready = torch.cuda.Event(), torch.cuda.Event()
-        made.record(torch.cuda.current_stream(self._runner.device))
-        # On a stream of their own: the next step does not wait for the copy.
-        self._copies.wait_event(made)
-        with torch.cuda.stream(self._copies):
-            logprobs = sampled.logprobs
-            copied = Sampled(
-                to_pinned(sampled.tokens),
-                to_pinned(sampled.highest),
-                None if logprobs is None else TokenLogprobs(*(to_pinned(part) for part in logprobs)),
-            )
-            ready.record(self._copies)
-        self._in_flight.append(_InFlight(samples, copied, ready, source=sampled))
+        copied, ready = self._staging.start(sampled.parts)
+        self._in_flight.append(_InFlight(samples, Sampled.of(copied), ready, source=sampled))
 
     def _read(self, keep: int) -> None:
         """Wait for launched steps, oldest first, until only `keep` are left; hand their tokens to the samples."""
@@ -442,7 +435,10 @@ class Engine:
             for row in rows_without_numbers(step.sampled.highest):
                 self._end_without_numbers(step.samples[row])
             logprobs = None if step.sampled.logprobs is None else HostLogprobs(step.sampled.logprobs)
-            self._note_tokens(step.samples, to_list(step.sampled.tokens), logprobs)
+            tokens = to_list(step.sampled.tokens)
+            if self._staging is not None:
+                self._staging.give(step.sampled.parts)
+            self._note_tokens(step.samples, tokens, logprobs)
 
     def _end_without_numbers(self, sample: Sample) -> None:
         if not sample.finished:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError
@@ -53,9 +52,3 @@ class HostLogprobs:
 
 def to_list(tensor: Tensor) -> list[Any]:
     return cast("list[Any]", tensor.tolist())  # pyright: ignore[reportUnknownMemberType] (torch's stub)
-
-
-def to_pinned(tensor: Tensor) -> Tensor:
-    """Start an asynchronous copy to page-locked host memory (PyTorch caches such blocks, so this allocates rarely)."""
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)

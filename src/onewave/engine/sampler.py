@@ -56,6 +56,17 @@ class Sampled:
     highest: Tensor
     logprobs: TokenLogprobs | None
 
+    @property
+    def parts(self) -> list[Tensor]:
+        """All of it."""
+        return [self.tokens, self.highest, *(self.logprobs or ())]
+
+    @classmethod
+    def of(cls, parts: Sequence[Tensor]) -> Sampled:
+        """The same from its parts."""
+        tokens, highest, *logprobs = parts
+        return cls(tokens, highest, TokenLogprobs(*logprobs) if logprobs else None)
+
 
 class Sampler:
     """Holds, on the device and per slot, which tokens a penalised sequence has seen.

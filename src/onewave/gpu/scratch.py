@@ -1,8 +1,9 @@
 """Scratch memory for partial results that kernels of one operator hand off, and arrival counters.
 
-Kept from call to call, one block for each use and stream, so that a steady state allocates nothing. Calls recorded into
-CUDA graphs share one block a use and device, which eager calls before the recording have made: graphs of one device
-must not run side by side on two streams. Blocks only grow; what a recorded graph may point at is never freed.
+Taken from the device's pool and kept from call to call, one block for each use and stream, so that a steady state
+allocates nothing. Calls recorded into CUDA graphs share one block a use and device, which eager calls before the
+recording have made: graphs of one device must not run side by side on two streams. Blocks only grow; what a recorded
+graph may point at is never freed.
 
 Launches on one stream run one after another, so one that takes and leaves its scratch as it likes needs no more. What
 one launch leaves there for the next is safe from other threads' launches between the two while `held`.
@@ -11,11 +12,12 @@ one launch leaves there for the next is safe from other threads' launches betwee
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+
+from onewave.memory.tensors import pool_of
 
 # By device, stream (or _GRAPHS) and use; the last of a list is the largest.
 _blocks: dict[tuple[torch.device, int, str], list[Tensor]] = {}
@@ -31,20 +33,12 @@ def scratch(device: torch.device, num_floats: int, use: str = "partials") -> Ten
     """At least num_floats of float32, any contents, for the current stream or for the graph that is being recorded.
 
     use: whose; another use has other memory."""
-
-    def made(size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.float32, device=device)
-
-    return _kept(use, device, num_floats, _LEAST_FLOATS, made)
+    return _kept(use, device, num_floats, _LEAST_FLOATS, torch.float32)
 
 
 def counters(device: torch.device, number: int) -> Tensor:
     """At least `number` zeros, int32, for the current stream or graph; a kernel leaves them as zeros."""
-
-    def made(size: int) -> Tensor:
-        return torch.zeros(size, dtype=torch.int32, device=device)
-
-    return _kept("counters", device, number, _LEAST_COUNTERS, made)
+    return _kept("counters", device, number, _LEAST_COUNTERS, torch.int32)
 
 
 def recording_stream(device: torch.device) -> torch.cuda.Stream:
@@ -76,20 +70,28 @@ def _owner(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-def _kept(use: str, device: torch.device, size: int, least: int, made: Callable[[int], Tensor]) -> Tensor:
+def _kept(use: str, device: torch.device, size: int, least: int, dtype: torch.dtype) -> Tensor:
     if device.type != "cuda":
-        return made(size)
+        return _new(device, size, dtype, pooled=False)
     owner = _owner(device)
     with _growing:
         if owner == _GRAPHS:
             kept = _blocks.get((device, _GRAPHS, use))
+            if kept and kept[-1].numel() >= size:
+                return kept[-1]
             # No eager call of this size came first: the graph owns its own, and makes it anew at every replay.
-            return kept[-1] if kept and kept[-1].numel() >= size else made(size)
-        _grown(_blocks.setdefault((device, _GRAPHS, use), []), size, least, made)
-        return _grown(_blocks.setdefault((device, owner, use), []), size, least, made)
+            return _new(device, size, dtype, pooled=False)
+        return [_grown(device, each, use, max(size, least), dtype) for each in (_GRAPHS, owner)][1]
 
 
-def _grown(kept: list[Tensor], size: int, least: int, made: Callable[[int], Tensor]) -> Tensor:
+def _grown(device: torch.device, owner: int, use: str, size: int, dtype: torch.dtype) -> Tensor:
+    kept = _blocks.setdefault((device, owner, use), [])
     if not kept or kept[-1].numel() < size:
-        kept.append(made(max(size, least, 2 * kept[-1].numel() if kept else 0)))
+        kept.append(_new(device, max(size, 2 * kept[-1].numel() if kept else 0), dtype, pooled=True))
     return kept[-1]
+
+
+def _new(device: torch.device, size: int, dtype: torch.dtype, *, pooled: bool) -> Tensor:
+    """Floats of any value, or zeros as whole numbers."""
+    made = pool_of(device).take((size,), dtype) if pooled else torch.empty(size, dtype=dtype, device=device)
+    return made if dtype.is_floating_point else made.zero_()

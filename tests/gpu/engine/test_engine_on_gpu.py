@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from onewave import LLM, SamplingParams
 from onewave.base.errors import WaveStalled
+from onewave.memory.tensors import pool_of
 from onewave.ops.sampling import RowParameters, greedy, op, penalise, sample, token_logprobs, uniforms
 
 search_impl = pytest.importorskip("onewave.ops.sampling.search_impl")
@@ -222,3 +224,29 @@ def test_logits_that_are_not_finite_end_their_own_request(decode: str) -> None:
             llm.generate([[5, 6, 7], [8, 9]], greedy)
         llm.runner.decode = step
         assert llm.generate([5, 6, 7], greedy)[0].outputs[0].token_ids == right
+
+
+def device_allocations() -> dict[str, int]:
+    """Calls for memory so far: PyTorch's of the GPU and of pinned memory, and our pools'."""
+    torch.cuda.synchronize()
+    pools = {f"pinned={pinned}": pool_of(CUDA, pinned=pinned).allocator.statistics() for pinned in (False, True)}
+    return {
+        "device": torch.cuda.memory_stats()["num_device_alloc"],
+        "pinned": torch.cuda.host_memory_stats()["num_host_alloc"],
+        **{name: found.num_reserves for name, found in pools.items()},
+    }
+
+
+@pytest.mark.parametrize("decode", ["eager", "graph", "wave"])
+def test_decode_in_a_steady_state_allocates_no_memory(decode: str) -> None:
+    if decode == "wave" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the wave needs compute capability 9.0")
+    params = [replace(each, max_tokens=200, ignore_eos=True) for each in MIXED[:4]]
+    with LLM(
+        "llama-3.2-1b", device="cuda", load_format="dummy", max_num_seqs=4, max_model_len=512, decode=decode
+    ) as llm:
+        token_ids(llm, [[1, 2, 3]] * 4, params)
+        before = device_allocations()
+        token_ids(llm, [[1, 2, 3]] * 4, params)
+        assert device_allocations() == before
+        assert pool_of(CUDA, pinned=True).allocator.statistics().num_allocations > 0

@@ -1,0 +1,47 @@
+"""Traces of allocations: written, read, refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.allocator_model import CountedMemory
+from onewave.base.errors import InvalidArgumentError
+from onewave.memory.allocator import Allocator
+from onewave.memory.plan import Lifetime
+from onewave.memory.trace import Trace, TraceRecorder
+
+
+def test_an_allocators_trace_reads_as_it_was_written(tmp_path):
+    recorder = TraceRecorder("nowhere", "a test")
+    allocator = Allocator(CountedMemory(8))
+    before = allocator.allocate(1)
+    allocator.recorder = recorder
+    first = allocator.allocate(1000)
+    allocator.allocate(500)
+    allocator.free(before)
+    allocator.free(first)
+    recorder.trace.write(tmp_path / "trace.jsonl")
+    trace = Trace.read(tmp_path / "trace.jsonl")
+    assert trace == recorder.trace
+    assert [event[:2] for event in trace.events] == [(0, 1000), (1, 500), (0, None)]
+    assert (trace.num_allocations, trace.peak_bytes) == (2, 1500)
+    assert trace.lifetimes() == [Lifetime(1000, 0, 2), Lifetime(500, 1, 3)]
+
+
+HEADER = '{"schema": 1, "device": "cpu"}\n'
+BEGINS = '{"op": "allocate", "id": 0, "bytes": 8, "us": 0}\n'
+ENDS = '{"op": "free", "id": 0, "us": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", 1), ("[1]", 1), ('{"schema": 2, "device": "cpu"}', 1), (HEADER + ENDS, 2), (HEADER + BEGINS + BEGINS, 3),
+        (HEADER + BEGINS + ENDS + ENDS, 4), (HEADER + BEGINS.replace("8", "-8"), 2), (HEADER + "nonsense", 2),
+        (HEADER + BEGINS.replace("0,", "true,", 1), 2),
+    ],
+)  # fmt: skip
+def test_what_is_no_trace_is_refused_by_its_line(tmp_path, text, line):
+    (tmp_path / "wrong").write_text(text)
+    with pytest.raises(InvalidArgumentError, match=f"wrong:{line}: "):
+        Trace.read(tmp_path / "wrong")
