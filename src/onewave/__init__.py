@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         WeightsError,
     )
     from onewave.engine.aio import AsyncLLM
+    from onewave.engine.grammar.params import StructuredOutputsParams
     from onewave.engine.llm import LLM
     from onewave.engine.output import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from onewave.engine.params import SamplingParams
@@ -57,6 +58,7 @@ __all__ = [
     "SamplingParams",
     "ShapeError",
     "StoppingError",
+    "StructuredOutputsParams",
     "TokenizerError",
     "UnsupportedError",
     "WaveStalled",
@@ -68,6 +70,7 @@ _HOMES = {
     "LLM": "onewave.engine.llm",
     "AsyncLLM": "onewave.engine.aio",
     "SamplingParams": "onewave.engine.params",
+    "StructuredOutputsParams": "onewave.engine.grammar.params",
     "CompletionOutput": "onewave.engine.output",
     "Logprob": "onewave.engine.output",
     "RequestMetrics": "onewave.engine.output",

@@ -128,6 +128,8 @@ def test_an_empty_prompt_is_refused(onewave, tiny_model, arguments):
         ("--logit-bias", "-1=1"),
         ("--logit-bias", "1=nan"),
         ("--logit-bias", "260=1"),
+        ("--structured-outputs", "{"),
+        ("--structured-outputs", "[]"),
         ("--stop", ""),
         ("--stop", r"a\q"),
         ("--stop", "a\\"),

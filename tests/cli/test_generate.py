@@ -12,6 +12,7 @@ from dataclasses import fields
 import pytest
 
 from onewave.cli.sampling import GenerateSampling, Sampling
+from onewave.engine.grammar.params import StructuredOutputsParams
 from onewave.engine.params import SamplingParams
 
 
@@ -119,6 +120,7 @@ def test_options_become_sampling_parameters():
         stop_token_ids=["2,13", "7"],
         skip_special_tokens=False,
         detokenize=True,
+        structured_outputs='{"choice": ["a", "b"]}',
     )
     assert options.params() == SamplingParams(
         max_tokens=128,
@@ -127,6 +129,7 @@ def test_options_become_sampling_parameters():
         stop=["\n\t\r\\", "é😀😀", "end."],
         stop_token_ids=[2, 13, 7],
         skip_special_tokens=False,
+        structured_outputs=StructuredOutputsParams(choice=("a", "b")),
     )
     assert Sampling().params() == SamplingParams(max_tokens=None, temperature=0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -60,6 +61,10 @@ class Sampling:
     include_stop_str_in_output: Annotated[
         bool, Option("--include-stop-str-in-output", help="Keep what ended it in the text.")
     ] = False
+    structured_outputs: Annotated[
+        str | None,
+        Option("--structured-outputs", metavar="JSON", help='The form of the output, as {"json": SCHEMA}.'),
+    ] = None
 
     def params(self) -> SamplingParams:
         """SamplingParams of the options. Raises InvalidArgumentError."""
@@ -69,6 +74,7 @@ class Sampling:
         given["stop"] = [unescape(text) for text in self.stop or ()]
         given["logit_bias"] = _biases(self.logit_bias) if self.logit_bias else None
         given["stop_token_ids"] = _token_ids(self.stop_token_ids or ())
+        given["structured_outputs"] = None if self.structured_outputs is None else _form(self.structured_outputs)
         return SamplingParams(**given)
 
 
@@ -118,6 +124,14 @@ def _biases(given: Sequence[str]) -> dict[int, float]:
             raise InvalidArgumentError("--logit-bias", got=f"token id {number} twice", allowed="once")
         biases[number] = value
     return biases
+
+
+def _form(given: str) -> object:
+    try:
+        return json.loads(given)
+    except ValueError:
+        allowed = 'a JSON object, as {"regex": "[0-9]+"}'
+        raise InvalidArgumentError("--structured-outputs", got=shown(given), allowed=allowed) from None
 
 
 def _token_ids(given: Sequence[str]) -> list[int]:

@@ -117,12 +117,12 @@ class AsyncLLM:
         def prepare() -> Job:
             return self.llm.prepare(prompt, params, add_special_tokens=add_special_tokens)
 
-        return await _beside(prepare, len(prompt.text or prompt.token_ids or ()))
+        return await _beside(prepare, len(prompt.text or prompt.token_ids or ()), params)
 
     async def prepare_chat(self, conversation: Conversation, params: SamplingParams, layout: ChatLayout) -> Job:
         """Lay a conversation out, encode and check it, as `prepare`."""
         length = sum(len(str(message.get("content"))) for message in conversation)
-        return await _beside(lambda: self.llm.prepare_chat(conversation, params, layout), length)
+        return await _beside(lambda: self.llm.prepare_chat(conversation, params, layout), length, params)
 
     async def run(
         self, job: Job, *, request_id: str | None = None, delta: bool = False
@@ -218,9 +218,10 @@ class AsyncLLM:
             reported = self.stalled
 
 
-async def _beside(work: Callable[[], _Result], length: int) -> _Result:
-    """Do some work here if it is short, else in another thread."""
-    return work() if length <= _SHORT_PROMPT else await asyncio.to_thread(work)
+async def _beside(work: Callable[[], _Result], length: int, params: SamplingParams) -> _Result:
+    """Do some work here if it is short, else in another thread: with a grammar to compile it may take long."""
+    short = length <= _SHORT_PROMPT and params.form is None
+    return work() if short else await asyncio.to_thread(work)
 
 
 class _Hub:

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from onewave.base.errors import CapacityError, OnewaveError
 from onewave.engine.failures import own_copy, without_frames
+from onewave.engine.grammar.compiler import Grammar
 from onewave.engine.host_copies import HostLogprobs, check_room, to_list
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompt.passes import PromptChunk
@@ -158,7 +159,7 @@ class Engine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._make_detokenizer = make_detokenizer
         # Kept: a text is asked for again at each position, and shared by all entries.
-        self._token_text = cache(token_text or _no_text)
+        self._token_text = cache(token_text or (lambda token_id: ""))
         self._seed = seed
         self._num_requests = 0
         self._scheduler: Scheduler[Sample] = Scheduler(runner.max_num_seqs)
@@ -189,6 +190,7 @@ class Engine:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         reader: Reader | None = None,
+        grammar: Grammar | None = None,
     ) -> Request:
         """Queue a request. Its prompt is not empty, and shorter than max_model_len. Raises CapacityError."""
         room = self._runner.max_model_len - len(prompt_token_ids)
@@ -203,13 +205,14 @@ class Engine:
         # The first part keeps the streams of given seeds apart from those of the engine's own.
         base = (0, params.seed) if params.seed is not None else (1, self._seed, number)
         make = self._make_detokenizer if params.detokenize else None
+        ends = frozenset((*params.stop_ids, *(() if params.ignore_eos else self._eos_token_ids)))
         request = Request(
             str(number),
             prompt,
             prompt_token_ids,
             params,
             keys=[stream_key(*base, i) for i in range(params.n)],
-            ends=Ends(frozenset((*params.stop_ids, *(() if params.ignore_eos else self._eos_token_ids))), limit),
+            ends=Ends(ends, limit, grammar),
             reader=reader,
             make_detokenizer=None if make is None else lambda: make(prompt_token_ids, params.skip_special_tokens),
         )
@@ -369,6 +372,8 @@ class Engine:
             self.abort(longest.request, without_frames(error))
             return self._decode()
         logits = self._runner.decode(rows.next)
+        if rows.plan.has_masks:
+            self._read(0)  # what a grammar allows follows from the token before; the device runs this step meanwhile
         sampled = rows.plan(logits)
         rows.token_ids = sampled.tokens
         rows.advance()
@@ -414,8 +419,8 @@ class Engine:
         )
 
     def _sampler_row(self, slot: int, sample: Sample) -> SamplerRow:
-        request = sample.request
-        return SamplerRow(slot, request.params, sample.key, sample.launched, tuple(request.end_ids))
+        banned = tuple(sample.request.end_ids)
+        return SamplerRow(slot, sample.request.params, sample.key, sample.launched, banned, sample.grammar)
 
     def _launch_copy(self, samples: list[Sample], sampled: Sampled) -> None:
         """Start moving a step's results to the host."""
@@ -455,6 +460,8 @@ class Engine:
             if not sample.token_ids:
                 request.note_first_token()
             sample.append(token_id)
+            if sample.grammar is not None and sample.grammar.failure is not None:
+                self.abort(request, sample.grammar.failure)
             wanted = request.params.logprobs
             if wanted is not None and logprobs is not None:
                 try:
@@ -488,7 +495,3 @@ class Engine:
         prompt.logprobs += [
             found.entry(row, token_id, wanted, self._token_text)[1] for row, token_id in enumerate(following)
         ]
-
-
-def _no_text(token_id: int) -> str:
-    return ""

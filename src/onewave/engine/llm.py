@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
+from functools import cached_property
 from os import PathLike
 from queue import SimpleQueue
 from types import TracebackType
@@ -16,6 +17,7 @@ from onewave.base.settings import Settings
 from onewave.base.weight_formats import COMPACT
 from onewave.engine.arguments import EngineOptions, check_place, flag
 from onewave.engine.engine import Engine
+from onewave.engine.grammar.compiler import Grammar, GrammarCompiler
 from onewave.engine.load.choices import (
     check_compact,
     check_dtype_on,
@@ -42,13 +44,14 @@ if TYPE_CHECKING:
 
 class Job(NamedTuple):
     """A checked request. prompt: its text, where there is one. priority, cache_salt: of its scheduling and its cached
-    prefixes."""
+    prefixes. grammar: what its samples follow."""
 
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
+    grammar: Grammar | None = None
 
 
 class LLM:
@@ -272,9 +275,8 @@ class LLM:
 
     def _make_engine(self, seed: int) -> Engine:
         tokenizer = self._tokenizer
-        known = set(self.config.eos_token_ids)
         if tokenizer is None:
-            return Engine(self.runner, eos_token_ids=self._in_vocabulary(known), seed=seed)
+            return Engine(self.runner, eos_token_ids=self._eos_token_ids, seed=seed)
         from onewave.engine.text.detokenizer import IncrementalDetokenizer
 
         def detokenizer(prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
@@ -282,14 +284,20 @@ class LLM:
 
         return Engine(
             self.runner,
-            eos_token_ids=self._in_vocabulary(known | set(tokenizer.eos_token_ids)),
+            eos_token_ids=self._eos_token_ids,
             make_detokenizer=detokenizer,
             token_text=tokenizer.token_text,
             seed=seed,
         )
 
-    def _in_vocabulary(self, ids: set[int]) -> list[int]:
-        return sorted(token_id for token_id in ids if 0 <= token_id < self.config.vocab_size)
+    @property
+    def _eos_token_ids(self) -> list[int]:
+        known = {*self.config.eos_token_ids, *(() if self._tokenizer is None else self._tokenizer.eos_token_ids)}
+        return sorted(token_id for token_id in known if 0 <= token_id < self.config.vocab_size)
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(self.tokenizer, vocab_size=self.config.vocab_size, eos_token_ids=self._eos_token_ids)
 
     def prepare(self, prompt: RawPrompt, params: SamplingParams, *, add_special_tokens: bool = True) -> Job:
         """Encode and check one prompt. Raises InvalidArgumentError, TokenizerError."""
@@ -331,7 +339,8 @@ class LLM:
                     "prompt token id", got=shown(token_id), allowed=f"0..{vocab_size - 1}", next=advice
                 )
         check_params(params, vocab_size=vocab_size, has_tokenizer=self._tokenizer is not None)
-        return Job(text, ids, params)
+        grammar = None if params.form is None else self._grammars.compile(params.form)
+        return Job(text, ids, params, grammar=grammar)
 
     def submit(self, job: Job, reader: Reader, answer: Callable[[Request | BaseException], object]) -> None:
         """Begin a request between two steps, without waiting for it.
@@ -404,7 +413,7 @@ class LLM:
         self._thread.call(add)
 
     def _begin_job(self, job: Job, reader: Reader) -> Request:
-        return self._open_engine().add(job.prompt, job.prompt_token_ids, job.params, reader)
+        return self._open_engine().add(job.prompt, job.prompt_token_ids, job.params, reader, job.grammar)
 
     def _abort(self, requests: list[Request], count: int) -> None:
         """End what still runs as soon as the step under way is over. Interrupted, `_add` may have yet to fill the list,

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.engine.arguments import flag, items, whole
+from onewave.engine.grammar.params import StructuredOutputsParams
 
 # What logits and their factors are computed in: float32; and the largest whole number that PyTorch holds.
 _LARGEST, _SMALLEST, _MAX = 3.4028234663852886e38, 1.1754943508222875e-38, 2**63 - 1
@@ -59,8 +60,10 @@ class SamplingParams:
     logprobs: how many of the most likely tokens to report beside the sampled one (-1: all of the vocabulary), before
     bias, penalties and temperature. prompt_logprobs: the same for the prompt.
     detokenize: False leaves the text empty. skip_special_tokens: keep control tokens out of the text.
+    structured_outputs: the form that the output has to take. It ends as soon as nothing may follow, min_tokens or not.
 
-    `stop` and `stop_token_ids` become tuples and `logit_bias` a plain dict. Raises InvalidArgumentError.
+    `stop` and `stop_token_ids` become tuples, `logit_bias` a plain dict and `structured_outputs` what its name says.
+    Raises InvalidArgumentError.
     """
 
     n: int = 1
@@ -83,12 +86,14 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         made: dict[str, object] = {
             "logit_bias": _biases(self.logit_bias),
             "stop": _stops(self.stop),
             "stop_token_ids": _ids("stop_token_ids", self.stop_token_ids),
+            "structured_outputs": StructuredOutputsParams.of(self.structured_outputs),
         }
         for name, (low, high, extra) in _WHOLE.items():
             if getattr(self, name) is not None or not extra.endswith("None"):
@@ -131,6 +136,11 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether the logits depend on the tokens seen so far."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def form(self) -> StructuredOutputsParams | None:
+        """`structured_outputs` as __post_init__ left it."""
+        return cast("StructuredOutputsParams | None", self.structured_outputs)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

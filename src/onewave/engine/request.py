@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
+from onewave.engine.grammar.compiler import Grammar, GrammarState
 from onewave.engine.output import CompletionOutput, FinishReason, Logprobs, RequestMetrics, RequestOutput
 from onewave.engine.params import SamplingParams
 from onewave.engine.text.stop_strings import find_stop, num_held_back
@@ -78,10 +79,13 @@ class Sample:
     """One continuation of a prompt.
 
     token_ids: what the host has read. launched: how many tokens the device has been asked for (at least as many).
+    grammar: how far it has come in the form that its request asks for.
     """
 
     def __init__(self, request: Request, index: int, key: int, detokenizer: Detokenizer | None) -> None:
         self.request = request
+        grammar, may_end = request.grammar, not request.params.ignore_eos
+        self.grammar: GrammarState | None = None if grammar is None else grammar.begin(may_end=may_end)
         self.index = index
         self.key = key
         self.token_ids: list[int] = []
@@ -117,6 +121,8 @@ class Sample:
     def _append(self, token_id: int) -> None:
         ids, request = self.token_ids, self.request
         ids.append(token_id)
+        if self.grammar is not None:
+            self.grammar.accept(token_id)
         # Before min_tokens an end is sampled only where every other token is banned: it does not end the sample yet.
         if token_id in request.end_ids and len(ids) > request.params.min_tokens:
             self.stop_reason = token_id if token_id in request.params.stop_ids else None
@@ -127,13 +133,14 @@ class Sample:
                 self._push(ids if keep else ids[:-1], last=True)
             self.finish_reason = "stop"
             return
-        last = len(ids) >= request.max_new_tokens
+        complete = self.grammar is not None and self.grammar.ended
+        last = complete or len(ids) >= request.max_new_tokens
         if self._follows_text:
             self._push([token_id], last=last)
         elif last:
             self._push(ids, last=True)
         if last and self.finish_reason is None:
-            self.finish_reason = "length"
+            self.finish_reason = "stop" if complete else "length"
 
     def add_logprobs(self, logprob: float, entries: Logprobs) -> None:
         """Record the log-probabilities of the token taken last."""
@@ -215,11 +222,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Ends:
-    """What ends a sample: token_ids (EOS unless ignored, and stop tokens), or max_new_tokens, which is what max_tokens
-    and max_model_len leave."""
+    """What ends a sample: token_ids (EOS unless ignored, and stop tokens), max_new_tokens, which is what max_tokens and
+    max_model_len leave, or a grammar that it follows to the end."""
 
     token_ids: frozenset[int]
     max_new_tokens: int
+    grammar: Grammar | None = None
 
 
 class Request:
@@ -245,7 +253,7 @@ class Request:
         self.prompt = prompt
         self.prompt_token_ids = list(prompt_token_ids)
         self.params = params
-        self.end_ids, self.max_new_tokens = ends.token_ids, ends.max_new_tokens
+        self.end_ids, self.max_new_tokens, self.grammar = ends.token_ids, ends.max_new_tokens, ends.grammar
         reader = reader or Reader()
         self.streaming, self.updates, self.wake = reader.streaming, reader.updates, reader.wake
         self.prompt_logprobs: list[Logprobs | None] | None = None

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
@@ -24,6 +26,8 @@ from onewave.ops.sampling import (
     highest_of,
     numpy_impl,
     penalise,
+    restrict,
+    restrict_numpy,
     sample,
     token_logprobs,
     uniforms,
@@ -33,11 +37,19 @@ from onewave.ops.sampling import (
 _STEPS_PER_BLOCK = 64
 
 
+class TokenMask(Protocol):
+    """Which tokens may come next; see engine.grammar.compiler.GrammarState."""
+
+    num_words: int
+
+    def fill(self, words: NDArray[np.int32]) -> None: ...
+
+
 @dataclass(frozen=True)
 class SamplerRow:
     """One row of the batch: its slot, its random stream and the step it is at (tokens launched so far).
 
-    banned_ids: ids that may not come before min_tokens.
+    banned_ids: ids that may not come before min_tokens. mask: what its grammar allows.
     """
 
     slot: int
@@ -45,6 +57,7 @@ class SamplerRow:
     key: int
     step: int
     banned_ids: tuple[int, ...]
+    mask: TokenMask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +130,10 @@ def compile_kernels(vocab_size: int, device: torch.device) -> None:
 
 
 class SamplingPlan:
-    """Samples one fixed set of rows, step after step. Order: bias, bans, penalties, then sampling, as in vLLM."""
+    """Samples one fixed set of rows, step after step. Order: bias, bans, penalties, grammars, then sampling.
+
+    has_masks: a row follows a grammar, so that its last token has to be read before the next call.
+    """
 
     def __init__(self, sampler: Sampler, rows: Sequence[SamplerRow]) -> None:
         self._sampler, self._rows = sampler, rows
@@ -143,13 +159,14 @@ class SamplingPlan:
         self._build_biases()
         self._build_penalties()
         self._build_bans()
-        self._as_is = self._biases is None and self._bans is None and self._penalties is None
+        self._build_masks()
+        self._note_edits()
 
     def __call__(self, logits: Tensor) -> Sampled:
         """Choose a token for every row. logits: float32 [rows, vocab]; left as they are."""
         if self._next_ban_end is not None and self._step >= self._next_ban_end:
             self._build_bans()
-            self._as_is = self._biases is None and self._bans is None and self._penalties is None
+            self._note_edits()
         edited = logits if self._as_is else self._edit(logits)
         tokens, highest = choose(edited, None if self._parameters is None else self._next_uniforms(), self._parameters)
         if not self._as_is:
@@ -162,6 +179,10 @@ class SamplingPlan:
         if self._num_logprobs is None:
             return Sampled(tokens, highest, None)
         return Sampled(tokens, highest, token_logprobs(logits, tokens, self._num_logprobs))
+
+    def _note_edits(self) -> None:
+        edits = (self._biases, self._bans, self._penalties)
+        self._as_is = all(edit is None for edit in edits) and not self.has_masks
 
     def _edit(self, logits: Tensor) -> Tensor:
         if not logits.is_cpu:
@@ -183,7 +204,18 @@ class SamplingPlan:
             factors = {"repetition": repetition, "presence": presence, "frequency": frequency}
             apply: Any = penalise if isinstance(logits, Tensor) else numpy_impl.penalise
             logits[rows] = apply(logits[rows], in_prompt[slots], counts[slots], **factors)
+        if self.has_masks:
+            self._restrict(logits)
         return logits
+
+    def _restrict(self, logits: Any) -> None:
+        """Keep rows to their grammars. The last call's words have reached the device: its tokens were read."""
+        for mask, words in zip(self._masks, self._words.numpy(), strict=True):
+            mask.fill(words)
+        if isinstance(logits, Tensor):
+            restrict(logits, self._masked_rows, self._words.to(self._device, non_blocking=True))
+        else:
+            restrict_numpy(logits, self._masked_rows, self._words.numpy())
 
     def _next_uniforms(self) -> Tensor:
         column = self._step - self._uniforms_from
@@ -221,6 +253,15 @@ class SamplingPlan:
                 self._send([params.presence_penalty for _, _, params in chosen], torch.float32),
                 self._send([params.frequency_penalty for _, _, params in chosen], torch.float32),
             )
+
+    def _build_masks(self) -> None:
+        found = [(i, row.mask) for i, row in enumerate(self._rows) if row.mask is not None]
+        self._masks, self.has_masks = [mask for _, mask in found], bool(found)
+        if found:
+            size = (len(found), self._masks[0].num_words)
+            self._words = torch.empty(size, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+            every = len(found) == len(self._rows)
+            self._masked_rows: Any = None if every else self._send([i for i, _ in found], torch.int64)
 
     def _build_bans(self) -> None:
         """Ban what may not end a row yet; the bans hold until one of them is over."""

@@ -139,8 +139,17 @@ def make_engine(runner: FakeRunner, seed: int = 0, special: Collection[int] = ()
     )
 
 
-def expected_tokens(prompt: list[int], params: SamplingParams, key: int, max_model_len: int = 64) -> list[int]:
-    """What one sample's tokens are, without stop strings: one token at a time, everything recomputed, in float64."""
+def expected_tokens(
+    prompt: list[int],
+    params: SamplingParams,
+    key: int,
+    max_model_len: int = 64,
+    allowed: Callable[[list[int]], Collection[int]] | None = None,
+) -> list[int]:
+    """What one sample's tokens are, without stop strings: one token at a time, everything recomputed, in float64.
+
+    allowed: what may follow some tokens; it ends where nothing but an end may.
+    """
     limit = max_model_len - len(prompt)
     limit = limit if params.max_tokens is None else min(limit, params.max_tokens)
     ends = set(params.stop_ids) | (set() if params.ignore_eos else {EOS})
@@ -159,6 +168,11 @@ def expected_tokens(prompt: list[int], params: SamplingParams, key: int, max_mod
             presence=params.presence_penalty,
             frequency=params.frequency_penalty,
         )
+        if allowed is not None:
+            may = allowed(output)
+            if set(may) <= {EOS}:
+                break
+            logits[[token for token in range(VOCAB) if token not in may]] = -np.inf
         output.append(
             reference.sample(
                 logits,

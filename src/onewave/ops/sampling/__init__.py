@@ -1,3 +1,4 @@
+from onewave.ops.sampling.bitmask import restrict, restrict_numpy
 from onewave.ops.sampling.noise import stream_key, uniforms
 from onewave.ops.sampling.op import (
     MAX_VOCAB,
@@ -22,6 +23,8 @@ __all__ = [
     "greedy",
     "highest_of",
     "penalise",
+    "restrict",
+    "restrict_numpy",
     "rows_without_numbers",
     "sample",
     "stream_key",

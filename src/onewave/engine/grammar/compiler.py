@@ -1,0 +1,172 @@
+"""From the form that a request asks for to the tokens that may come next, through llguidance."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onewave.base.errors import InvalidArgumentError, OnewaveError, UnsupportedError
+from onewave.engine.grammar.params import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from onewave.engine.text.tokenizer import Tokenizer
+
+# A model that is unsure of a JSON token writes whitespace, which is always allowed: without a bound it never stops.
+BOUNDED_WHITESPACE = r" |\r?\n[ ]{0,32}"
+# Else only the token that the tokenizer would write is allowed where the text can only go on in one way: less than the
+# grammar allows, and it takes an encoding that never puts a space before a word.
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+_ANY_OBJECT = '{"type": "object"}'
+_KEPT_GRAMMARS = 64
+_MAX_REASON = 300
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model's vocabulary and keeps the last ones. May be called from several threads.
+
+    Raises UnsupportedError where llguidance is missing or the tokenizer does not spell bytes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        try:
+            import llguidance
+            from llguidance.gbnf_to_lark import any_to_lark
+        except ImportError as error:
+            raise UnsupportedError(
+                "structured_outputs", got="llguidance is not installed", next="pip install 'onewave[serve]'"
+            ) from error
+        if tokenizer.pieces is None:
+            raise UnsupportedError("structured_outputs", got="a tokenizer whose tokens do not spell bytes")
+        self._library: Any = llguidance
+        self._to_lark = any_to_lark
+        vocabulary = _Vocabulary(tokenizer, vocab_size, eos_token_ids)
+        self._tokenizer: Any = llguidance.LLTokenizer(vocabulary, eos_token=vocabulary.eos_token_ids)  # pyright: ignore[reportArgumentType]
+        self._going_on = ~_words(eos_token_ids, -(-len(vocabulary.tokens) // 32))
+        self._compiled = lru_cache(_KEPT_GRAMMARS)(self._compile)
+
+    def compile(self, wanted: StructuredOutputsParams) -> Grammar:
+        """The grammar of a form. Raises InvalidArgumentError with the reason why there is none."""
+        return self._compiled(wanted)
+
+    def _compile(self, wanted: StructuredOutputsParams) -> Grammar:
+        kind, text = self._source(wanted)
+        matcher = self._library.LLMatcher(self._tokenizer, text, log_level=0)
+        if matcher.is_error():
+            raise _refused(kind, matcher.get_error())
+        return Grammar(matcher, self._going_on)
+
+    def _source(self, wanted: StructuredOutputsParams) -> tuple[str, str]:
+        """The kind of a form, and its grammar in llguidance's dialect of Lark."""
+        if wanted.regex is not None:
+            regex = self._library.regex_to_lark(wanted.regex, use_ascii="")
+            return "regex", f"start: /{regex}/{_NO_FORCING}"
+        if wanted.choice is not None:
+            choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in wanted.choice)
+            return "choice", f"start: {choices}{_NO_FORCING}"
+        if wanted.grammar is not None:
+            try:
+                return "grammar", self._to_lark(wanted.grammar) + _NO_FORCING
+            except Exception as error:  # its parser raises bare ones
+                raise _refused("grammar", str(error)) from error
+        layout = {"whitespace_flexible": True, "whitespace_pattern": wanted.whitespace_pattern or BOUNDED_WHITESPACE}
+        if wanted.disable_any_whitespace:
+            layout = {"whitespace_flexible": False}
+        schema = json.loads(_ANY_OBJECT if wanted.json is None else str(wanted.json))
+        schema["x-guidance"] = layout
+        return "json", f"start: whole\nwhole: %json {json.dumps(schema, ensure_ascii=False)}{_NO_FORCING}"
+
+
+class Grammar:
+    """A compiled grammar, which any number of samples may follow. going_on: bits of all tokens but those that end."""
+
+    def __init__(self, matcher: Any, going_on: NDArray[np.int32]) -> None:
+        self._matcher, self._going_on = matcher, going_on
+
+    def begin(self, *, may_end: bool = True) -> GrammarState:
+        """The state before the first token. may_end: allow EOS where the grammar does; otherwise it goes on as long as
+        it can."""
+        return GrammarState(self._matcher.deep_copy(), self._going_on, may_end=may_end)
+
+
+class GrammarState:
+    """How far one sample has come in its grammar.
+
+    num_words: int32 words that hold a bit for each token. ended: whether nothing may follow any more. failure: why the
+    grammar could not be followed, where it couldn't.
+    """
+
+    def __init__(self, matcher: Any, going_on: NDArray[np.int32], *, may_end: bool) -> None:
+        self._matcher, self._going_on, self._may_end = matcher, going_on, may_end
+        self.num_words = len(going_on)
+        self.failure: OnewaveError | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.failure is None and self._matcher.is_stopped()
+
+    def fill(self, words: NDArray[np.int32]) -> None:
+        """Write which tokens may come next: bit i % 32 of word i // 32 is token i's. EOS is among them only where the
+        grammar may end. words: int32 [num_words], contiguous."""
+        if self.failure is None:
+            assert words.flags.c_contiguous
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            self._look("computing the next tokens")
+        if self.failure is not None:
+            words[:] = -1
+        elif not self._may_end:
+            words &= self._going_on
+
+    def accept(self, token_id: int) -> None:
+        """Go on by the token that came."""
+        if self.failure is None:
+            self._matcher.consume_token(token_id)
+            self._look(f"token {token_id}")
+
+    def _look(self, at: str) -> None:
+        if self._matcher.is_error():
+            got = f"{at}: {_one_reason(self._matcher.get_error())}"
+            self.failure = OnewaveError("structured_outputs", got=got, next="Ask for a simpler form.")
+
+
+class _Vocabulary:
+    """A model's tokens, as llguidance asks for them: bytes of each, control tokens apart from all text."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id: int | None = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        assert tokenizer.pieces is not None
+        self.tokens = [tokenizer.pieces[token_id] for token_id in range(vocab_size)]
+        self.special_token_ids = [token_id for token_id in tokenizer.special_ids if token_id < vocab_size]
+        self.eos_token_ids = list(eos_token_ids)
+        if not self.eos_token_ids:  # llguidance wants one: beyond the vocabulary, so that it is never sampled
+            self.eos_token_ids.append(vocab_size)
+            self.tokens.append(b"")
+        self.eos_token_id = self.eos_token_ids[0]
+        self._encode = tokenizer.encode
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text, add_special_tokens=False)
+
+
+def _words(token_ids: Sequence[int], count: int) -> NDArray[np.int32]:
+    bits = np.zeros(count * 32, dtype=np.uint8)
+    bits[list(token_ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _refused(kind: str, reason: str) -> InvalidArgumentError:
+    if kind != "grammar":  # places in the text that was made of it say nothing to the caller
+        reason = reason[reason.startswith("at ") and reason.find(": ") + 2 :]
+    return InvalidArgumentError(f"structured_outputs.{kind}", got=_one_reason(reason))
+
+
+def _one_reason(reason: str) -> str:
+    text = " ".join(re.split(r"\n *1 \| ", reason)[0].split())  # without a listing of the source
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."
