@@ -29,6 +29,7 @@ app = group(
     {
         "generate": Listed("generate:generate", "Continue a prompt, or a batch of them."),
         "chat": Listed("chat:chat", "Talk with a model; answers are printed as they come."),
+        "serve": Listed("serve:serve", "Serve a model behind OpenAI's API."),
         "info": Listed("info:info", "Print a model's configuration, tensors and sizes."),
         "env": Listed("env:env", "Print versions, processor, GPUs and caches."),
         "warm": Listed("warm:warm", "Compile attention's kernels before their first call."),

@@ -128,7 +128,7 @@ class AsyncLLM:
         self, job: Job, *, request_id: str | None = None, delta: bool = False
     ) -> AsyncGenerator[RequestOutput]:
         """Run what `prepare` has made; yields and raises as `generate`."""
-        stream = self._begin(job, request_id)
+        stream = self._begin(job, request_id, streaming=True)
         try:
             async for state in stream.states():
                 yield stream.begun_request.output(state, delta=delta)
@@ -137,16 +137,32 @@ class AsyncLLM:
         finally:
             self._end(stream)
 
+    async def complete(self, job: Job, *, request_id: str | None = None) -> RequestOutput:
+        """Run what `prepare` has made; return it at the end, as one delta. The loop sleeps until then. Raises as
+        `generate`."""
+        stream = self._begin(job, request_id, streaming=False)
+        try:
+            async for _ in stream.states():
+                pass
+            raise_failures([stream.begun_request])
+            return stream.begun_request.output(delta=True)
+        finally:
+            self._end(stream)
+
+    def refuse_new(self) -> None:
+        """Refuse new requests from here on."""
+        self._stopping = True
+
     async def drain(self) -> None:
         """Refuse new requests and return when those that wait or run have ended."""
-        self._stopping = True
+        self.refuse_new()
         if self._streams:
             self._idle = asyncio.Event()
             await self._idle.wait()
 
     async def close(self) -> None:
         """End what runs and free the model."""
-        self._stopping = True
+        self.refuse_new()
         await asyncio.to_thread(self.llm.close)
 
     async def run_between_steps(self, work: Callable[[Engine], _Result]) -> _Result:
@@ -179,7 +195,7 @@ class AsyncLLM:
             got = f"{len(self._streams)} wait or run"
             raise BusyError("requests", got=got, allowed=f"{self.limits.max_requests}", next="Send it again later.")
 
-    def _begin(self, job: Job, request_id: str | None) -> _Stream:
+    def _begin(self, job: Job, request_id: str | None, *, streaming: bool) -> _Stream:
         self.check_room()
         loop = asyncio.get_running_loop()
         if self._hub is None or self._hub.loop is not loop:
@@ -188,7 +204,7 @@ class AsyncLLM:
         self._streams.add(stream)
         if self._watchdog is None or self._watchdog.done() or self._watchdog.get_loop() is not loop:
             self._watchdog = loop.create_task(self._watch(), name="onewave watchdog")
-        self.llm.submit(job, Reader(streaming=True, updates=stream, wake=self._hub.wake), stream.begin)
+        self.llm.submit(job, Reader(streaming, stream, self._hub.wake), stream.begin)
         return stream
 
     def _end(self, stream: _Stream) -> None:

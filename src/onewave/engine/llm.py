@@ -155,6 +155,11 @@ class LLM:
             raise self._why_no_tokenizer or TokenizerError("tokenizer", got="missing")
         return self._tokenizer
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether it has one: without, prompts are token ids and outputs have no text."""
+        return self._tokenizer is not None
+
     def get_tokenizer(self) -> Tokenizer:
         """`tokenizer`, under vLLM's name."""
         return self.tokenizer

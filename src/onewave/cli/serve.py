@@ -1,0 +1,111 @@
+"""`onewave serve`: a model behind OpenAI's API."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from onewave.base.errors import UnsupportedError
+from onewave.cli import options
+from onewave.cli.session import open_llm
+from onewave.weights.fetch.aliases import DEFAULT_ALIAS
+
+
+@dataclass(frozen=True)
+class _Loading:
+    """options.Loading, with the model as an argument."""
+
+    model: Annotated[
+        str, typer.Argument(help="Directory, GGUF file, alias, built-in configuration, or Hugging Face id.")
+    ] = DEFAULT_ALIAS
+    dtype: options.Dtype = "auto"
+    device: options.Device = "auto"
+    load_format: options.LoadFormat = "auto"
+    revision: options.Revision = None
+    decode: options.Decode = "auto"
+    quantization: options.Quantization = None
+    compact: options.Compact = None
+    max_model_len: options.MaxModelLen = None
+    tokenizer: options.Tokenizer = None
+    enforce_eager: options.EnforceEager = False
+    keep_unpacked: options.KeepUnpacked = None
+
+
+@dataclass(frozen=True)
+class _Serving:
+    """ServeOptions and aio.Limits, as options."""
+
+    served_model_name: Annotated[
+        list[str] | None, typer.Option("--served-model-name", help="What requests call the model; may be repeated.")
+    ] = None
+    api_key: Annotated[
+        list[str] | None, typer.Option("--api-key", help="A key that lets a caller in; may be repeated. Default: none.")
+    ] = None
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option("--cors-origin", help="An origin whose pages may call; may be repeated; * is all."),
+    ] = None
+    max_requests: Annotated[
+        int, typer.Option("--max-requests", help="Requests that wait or run; one more is answered with 429.")
+    ] = 512
+    max_body_bytes: Annotated[
+        int, typer.Option("--max-body-bytes", help="Most bytes of a request's body; a larger one is answered with 413.")
+    ] = 16 * 2**20
+    drain_seconds: Annotated[
+        float, typer.Option("--drain-seconds", help="After SIGTERM: how long running requests have to end.")
+    ] = 60.0
+    step_seconds: Annotated[
+        float, typer.Option("--step-seconds", help="A step that takes longer is logged, and /health answers 503.")
+    ] = 60.0
+    log_requests: Annotated[bool, typer.Option("--log-requests", help="Log a line for every request.")] = False
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log lines are JSON objects.")] = False
+    vllm_metric_names: Annotated[
+        bool, typer.Option("--vllm-metric-names", help="Metrics are called vllm:..., for dashboards made for vLLM.")
+    ] = False
+
+
+def serve(
+    *,
+    loading: _Loading,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; anything but 127.0.0.1 lets other machines in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes any free one.")] = 8000,
+    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Sequences that run together.")] = 16,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option("--max-num-batched-tokens", help="Prompt tokens of one pass; longer prompts run in chunks.")
+    ] = 2048,
+    serving: _Serving,
+) -> None:
+    """Serve a model behind OpenAI's API until SIGTERM or Ctrl-C, which let running requests end."""
+    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    if missing:
+        next = "In a clone: pip install -e '.[serve]'"
+        raise UnsupportedError("onewave serve", got=f"{' and '.join(missing)} not installed", next=next)
+    from onewave.server.http.run import bind, serve
+    from onewave.server.options import ServeOptions
+
+    asked = ServeOptions(
+        model_names=tuple(serving.served_model_name or ()),
+        api_keys=tuple(serving.api_key or ()),
+        cors_origins=tuple(serving.cors_origin or ()),
+        max_body_bytes=serving.max_body_bytes,
+        drain_seconds=serving.drain_seconds,
+        log_requests=serving.log_requests,
+        log_json=serving.log_json,
+        vllm_metric_names=serving.vllm_metric_names,
+    )
+    # Before the model loads: a taken port is known at once.
+    listening = bind(host, port)
+    opened = open_llm(**asdict(loading), max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+    from onewave.engine.aio import AsyncLLM, Limits
+    from onewave.server.served import Served
+
+    limits = Limits(max_requests=serving.max_requests, step_seconds=serving.step_seconds)
+    served = Served(AsyncLLM(opened.llm, limits), asked)
+    address = f"http://{host}:{listening.getsockname()[1]}"
+    print(f"{served.names[0]} on {address} (Ctrl-C stops it)", flush=True)
+    serve(served, listening)

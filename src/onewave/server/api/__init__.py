@@ -1,0 +1,1 @@
+"""One file per endpoint, or per family of them."""

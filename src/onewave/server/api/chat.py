@@ -1,0 +1,139 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.engine.text.conversations import ChatLayout
+from onewave.server.http.events import event, event_response, guarded, json_response, until_gone
+from onewave.server.logprobs import chat_logprobs, prompt_logprobs
+from onewave.server.protocol.base import ERRORS
+from onewave.server.protocol.chat import ChatAnswer, ChatMessage, ChatRequest
+from onewave.server.served import Served, UsesServed
+from onewave.server.turn import CallPart, Delta, Piece, Turn, steps, usage_of, whole
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", responses={200: {"model": ChatAnswer}, **ERRORS})
+async def create_chat_completion(body: ChatRequest, request: Request, served: UsesServed) -> Response:
+    """Answer a conversation."""
+    name = served.model_of(body.model)
+    turn = await turn_of(served, body)
+    head = {"id": turn.request_id, "created": int(time.time()), "model": name}
+    if body.stream:
+        return await event_response(request, guarded(_chunks(served, body, turn, head)))
+    return json_response(await until_gone(request, _answer(served, body, turn, head)))
+
+
+async def turn_of(served: Served, body: ChatRequest) -> Turn:
+    """What runs for a request. Raises InvalidArgumentError, TokenizerError."""
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidArgumentError("top_logprobs", got=str(body.top_logprobs), allowed="with logprobs=true")
+    params = body.sampling_params(max_tokens=body.token_limit, logprobs=body.num_logprobs)
+    layout = ChatLayout(
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template=body.chat_template,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    job = await served.engine.prepare_chat([_as_dict(message) for message in body.messages], params, layout)
+    job = job._replace(priority=body.priority or 0, cache_salt=body.cache_salt)
+    return Turn(job, f"chatcmpl-{uuid.uuid4().hex}")
+
+
+def _as_dict(message: ChatMessage) -> dict[str, Any]:
+    """A message as templates read it."""
+    fields = message.model_dump(exclude_none=True)
+    if fields["role"] == "developer":  # OpenAI's newer word
+        fields["role"] = "system"
+    if message.content is None:
+        fields["content"] = ""
+    return fields
+
+
+async def _answer(served: Served, body: ChatRequest, turn: Turn, head: dict[str, Any]) -> dict[str, Any]:
+    done = await whole(served, turn)
+    answer: dict[str, Any] = {**head, "object": "chat.completion", "choices": []}
+    for delta in done.deltas:
+        message: dict[str, Any] = {"role": "assistant", "content": delta.piece.content, "refusal": None}
+        message |= _beside_content(delta.piece)
+        if "tool_calls" in message and not message["content"]:
+            message["content"] = None
+        answer["choices"].append(_choice(served, body, delta, message=message))
+    answer["usage"] = usage_of(done.result).model_dump(exclude_none=True)
+    if body.return_token_ids:
+        answer["prompt_token_ids"] = done.result.prompt_token_ids
+    if body.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = prompt_logprobs(done.result.prompt_logprobs)
+    return answer
+
+
+async def _chunks(served: Served, body: ChatRequest, turn: Turn, head: dict[str, Any]) -> AsyncGenerator[bytes]:
+    head = {**head, "object": "chat.completion.chunk"}
+    last: Any = None
+    begun = False
+    async with aclosing(steps(served, turn)) as found:
+        async for step in found:
+            last = step.result
+            usage: dict[str, Any] = {}
+            if body.include_usage or body.usage_in_chunks:
+                known = usage_of(step.result).model_dump(exclude_none=True) if body.usage_in_chunks else None
+                usage = {"usage": known}
+            if not begun:
+                begun = True
+                for index in range(turn.job.params.n):
+                    role = {"role": "assistant", "content": "", "refusal": None}
+                    choice = {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
+                    more = {"prompt_token_ids": step.result.prompt_token_ids} if body.return_token_ids else {}
+                    yield event({**head, "choices": [choice], **usage, **more})
+            for delta in step.deltas:
+                content = {"content": delta.piece.content} if delta.piece.content else {}
+                said = {**content, **_beside_content(delta.piece, streamed=True)}
+                wanted = body.logprobs or body.return_token_ids
+                if said or delta.finish_reason or (wanted and delta.output.token_ids):
+                    yield event({**head, "choices": [_choice(served, body, delta, delta=said)], **usage})
+    if body.include_usage:
+        yield event({**head, "choices": [], "usage": usage_of(last).model_dump(exclude_none=True)})
+
+
+def _choice(served: Served, body: ChatRequest, found: Delta, **said: Any) -> dict[str, Any]:
+    output = found.output
+    choice: dict[str, Any] = {
+        "index": output.index,
+        **said,
+        "logprobs": chat_logprobs(served, output.logprobs, body.top_logprobs or 0),
+        "finish_reason": found.finish_reason,
+    }
+    if output.stop_reason is not None:
+        choice["stop_reason"] = output.stop_reason
+    if body.return_token_ids:
+        choice["token_ids"] = output.token_ids
+    return choice
+
+
+def _beside_content(piece: Piece, *, streamed: bool = False) -> dict[str, Any]:
+    """A message's fields beside its content."""
+    fields: dict[str, Any] = {}
+    if piece.reasoning:
+        fields["reasoning_content"] = piece.reasoning
+    if piece.calls:
+        fields["tool_calls"] = [_call(part, streamed=streamed) for part in piece.calls]
+    return fields
+
+
+def _call(part: CallPart, *, streamed: bool) -> dict[str, Any]:
+    function: dict[str, Any] = {"arguments": part.arguments}
+    call: dict[str, Any] = {"index": part.index} if streamed else {}
+    if part.name is not None:
+        call |= {"id": part.call_id, "type": "function"}
+        function = {"name": part.name, **function}
+    return {**call, "function": function}

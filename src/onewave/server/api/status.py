@@ -1,0 +1,49 @@
+"""/health, /version, /v1/models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+import onewave
+from onewave.server.http.errors import ApiError
+from onewave.server.http.events import json_response
+from onewave.server.protocol.base import ERRORS, Model, Models
+from onewave.server.served import Served, UsesServed
+
+router = APIRouter()
+
+
+@router.get("/health", responses={200: {}, **ERRORS})
+async def health(served: UsesServed) -> Response:
+    """200 while requests are taken and steps end in time, else 503."""
+    if served.engine.stopping:
+        raise ApiError(503, "the server is stopping", code="stopping")
+    if served.engine.stalled:
+        raise ApiError(503, "a step takes too long; the log says which", code="stalled")
+    return json_response({"status": "ok"})
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """This server's version."""
+    return {"version": onewave.__version__}
+
+
+@router.get("/v1/models", responses={200: {"model": Models}, **ERRORS})
+async def models(served: UsesServed) -> Response:
+    """What is served, under each of its names."""
+    return json_response(Models(data=[_model(served, name) for name in served.names]).model_dump())
+
+
+@router.get("/v1/models/{name:path}", responses={200: {"model": Model}, **ERRORS})
+async def model(name: str, served: UsesServed) -> Response:
+    """One of them."""
+    return json_response(_model(served, served.model_of(name)).model_dump())
+
+
+def _model(served: Served, name: str) -> Any:
+    llm = served.engine.llm
+    return Model(id=name, created=served.created, root=llm.name, max_model_len=llm.max_model_len)

@@ -1,0 +1,62 @@
+"""A connection: uvicorn's, with a time limit on a request's headers, so that slow senders hold none open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from onewave.server.options import ServeOptions
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection in h11, which itself limits the bytes of headers.
+
+    From the connection's begin, or an answer's end, its next headers have `header_seconds` to come; uvicorn closes one
+    that sends nothing between two requests earlier.
+    """
+
+    header_seconds = 10.0
+
+    @classmethod
+    def with_limits(cls, options: ServeOptions) -> type[Connection]:
+        """The class for a server's options, as uvicorn takes a class."""
+        return type("Connection", (cls,), {"header_seconds": options.header_seconds})
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock."""
+        super().connection_made(transport)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop it."""
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Stop it where headers have come."""
+        before: Any = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._unwatch()
+
+    def on_response_complete(self) -> None:
+        """Start it anew."""
+        self._watch()
+        super().on_response_complete()
+
+    def _watch(self) -> None:
+        self._unwatch()
+        self._deadline = self.loop.call_later(self.header_seconds, self._too_slow)
+
+    def _unwatch(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        if not self.transport.is_closing():
+            self.transport.close()

@@ -1,0 +1,146 @@
+"""Server-sent events, and what happens when a client goes away before its answer.
+
+An answer, streamed or not, runs beside a watch on the connection: once the client has gone the answer's task is
+cancelled, which ends its requests after the step under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.background import BackgroundTask
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from onewave.server.http.errors import ClientGone, as_api_error
+
+_Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
+
+DONE = b"data: [DONE]\n\n"
+
+
+def to_json(value: Any) -> bytes:
+    """As compact JSON in UTF-8."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def event(value: Any, name: str | None = None) -> bytes:
+    """One server-sent event. name: its type, where a client looks at that."""
+    head = b"" if name is None else b"event: %s\n" % name.encode()
+    return b"%sdata: %s\n\n" % (head, to_json(value))
+
+
+def json_response(value: Any) -> Response:
+    """A success."""
+    return Response(to_json(value), media_type="application/json")
+
+
+async def until_gone(request: Request, work: Coroutine[Any, Any, _Result] | Awaitable[_Result]) -> _Result:
+    """Return what some work gives; cancel it and raise ClientGone once the client has closed its connection."""
+    return await _beside_watch(request.receive, work)
+
+
+async def event_response(request: Request, events: AsyncGenerator[bytes]) -> Response:
+    """Stream events, from the first one on. Until there is one an error is still an answer with a status of its own."""
+    first = await until_gone(request, anext(events))
+    return _EventResponse(first, events)
+
+
+async def guarded(events: AsyncGenerator[bytes], end: bytes = DONE) -> AsyncGenerator[bytes]:
+    """Pass events on, then `end`; an error after the first one becomes an event, as the status has been sent."""
+    begun = False
+    try:
+        async with aclosing(events):
+            async for each in events:
+                begun = True
+                yield each
+    except Exception as error:
+        if not begun:
+            raise
+        yield event(as_api_error(error).body())
+    yield end
+
+
+async def merged(sources: Sequence[AsyncGenerator[_Item]]) -> AsyncGenerator[tuple[int, _Item]]:
+    """Items of several generators as they come, each with its generator's index; an error of one ends all."""
+    ready: asyncio.Queue[tuple[int, _Item] | BaseException | None] = asyncio.Queue(maxsize=len(sources))
+
+    async def drain(index: int, source: AsyncGenerator[_Item]) -> None:
+        try:
+            async with aclosing(source):
+                async for item in source:
+                    await ready.put((index, item))
+            await ready.put(None)
+        except Exception as error:
+            await ready.put(error)
+
+    tasks = [asyncio.create_task(drain(index, source)) for index, source in enumerate(sources)]
+    try:
+        left = len(tasks)
+        while left:
+            found = await ready.get()
+            if isinstance(found, BaseException):
+                raise found
+            if found is None:
+                left -= 1
+            else:
+                yield found
+    finally:
+        await _cancel(tasks)
+
+
+class _EventResponse(Response):
+    """A stream of events whose first one is there."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes]) -> None:
+        super().__init__(None, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self.background: BackgroundTask | None = None
+        self._first, self._events = first, events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until they end or the client goes."""
+        with suppress(ClientGone):
+            await _beside_watch(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self._events):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            async for each in self._events:
+                # Waits where the client does not read: its request's next event holds more then.
+                await send({"type": "http.response.body", "body": each, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _beside_watch(receive: Receive, work: Coroutine[Any, Any, _Result] | Awaitable[_Result]) -> _Result:
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def run() -> _Result:
+        return await work
+
+    working, watching = asyncio.create_task(run()), asyncio.create_task(watch())
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        await _cancel([working, watching])
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,90 @@
+"""The process's life: bind, serve, and after SIGTERM or Ctrl-C drain and leave with status 0."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.server.app import make_app
+from onewave.server.http.connection import Connection
+from onewave.server.served import Served
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Listen on host and port (0: any free one). Raises InvalidArgumentError."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError):
+        allowed = "an address or name of this machine"
+        raise InvalidArgumentError("--host", got=repr(host[:80]), allowed=allowed) from None
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(address)
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        got = f"{host}:{port}, {(error.strerror or 'refused').lower()}"
+        raise InvalidArgumentError("address", got=got, next="Choose another --host or --port.") from None
+    return listening
+
+
+def serve(served: Served, listening: socket.socket) -> None:
+    """Serve on a bound socket until SIGTERM or Ctrl-C, then let what runs end, and free the model."""
+    options = served.options
+    config = uvicorn.Config(
+        make_app(served),
+        http=Connection.with_limits(options),
+        ws="none",
+        loop="auto",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(options.drain_seconds)),
+        h11_max_incomplete_event_size=options.max_header_bytes,
+    )
+    server = Server(config, served)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(server.serve(sockets=[listening]))
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, with an end that is no failure: after a signal it drains and returns.
+
+    uvicorn raises the signal again, so that a process that ended well would still report a death by SIGTERM.
+    """
+
+    def __init__(self, config: uvicorn.Config, served: Served) -> None:
+        super().__init__(config)
+        self._served = served
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Have the first signal begin the end, and a second Ctrl-C end it at once."""
+        wanted = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in wanted}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Refuse new requests from here on."""
+        self._served.engine.refuse_new()
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> Any:
+        """Wait for what runs as long as options allow, then end it and free the model."""
+        await super().shutdown(sockets)
+        await self._served.engine.close()

@@ -1,0 +1,42 @@
+"""What `onewave serve` is asked for beside the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.engine.arguments import whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Who may come, how much may come, and how the server speaks of it.
+
+    model_names: what the model is called, the first in answers; () is the model's own name. api_keys: () lets every
+    caller in. cors_origins: origins whose pages may call ("*": all). max_body_bytes, max_header_bytes: of a request.
+    header_seconds, body_seconds: until a request's headers, and then its body, have come. drain_seconds: what runs gets
+    so long to end after SIGTERM. vllm_metric_names: `vllm:` before metrics' names, not `onewave:`.
+    Raises InvalidArgumentError.
+    """
+
+    model_names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 16 * 2**20
+    max_header_bytes: int = 64 * 2**10
+    header_seconds: float = 10.0
+    body_seconds: float = 60.0
+    drain_seconds: float = 60.0
+    log_requests: bool = False
+    log_json: bool = False
+    vllm_metric_names: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_header_bytes"):
+            whole(name, getattr(self, name), 1024)
+        for name in ("header_seconds", "body_seconds", "drain_seconds"):
+            if not getattr(self, name) > 0:
+                raise InvalidArgumentError(name, got=str(getattr(self, name)), allowed="a number above 0")
+        for key in self.api_keys:
+            if not key.strip() or not key.isascii():
+                raise InvalidArgumentError("api_keys", got="an empty key, or not ASCII", allowed="ASCII text")

@@ -1,0 +1,59 @@
+"""What every endpoint works with: the engine, the options, the metrics."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from onewave.engine.aio import AsyncLLM
+from onewave.engine.text.tokenizer import Tokenizer
+from onewave.server.http.errors import ApiError
+from onewave.server.options import ServeOptions
+
+
+@dataclass
+class Served:
+    """One model behind one app. created: when, in epoch seconds."""
+
+    engine: AsyncLLM
+    options: ServeOptions
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the model is called; the first stands in answers."""
+        return self.options.model_names or (self.engine.llm.name,)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's. Raises TokenizerError when it has none."""
+        return self.engine.llm.tokenizer
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether it has one: without, only token ids come and go."""
+        return self.engine.llm.has_tokenizer
+
+    def model_of(self, asked: str | None) -> str:
+        """The name under which a request is answered. Raises ApiError (404) for one that is not served."""
+        if asked is None or asked in self.names:
+            return asked or self.names[0]
+        raise ApiError(
+            404,
+            f"model {asked[:100]!r} is not served; there is {', '.join(self.names)}",
+            code="model_not_found",
+            param="model",
+        )
+
+
+def served_of(request: Request) -> Served:
+    """The app's Served, as a FastAPI dependency."""
+    served = request.app.state.served
+    assert isinstance(served, Served)
+    return served
+
+
+UsesServed = Annotated[Served, Depends(served_of)]

@@ -1,0 +1,134 @@
+"""One turn of the model, between the endpoints and the engine: what runs, and how what it says is read.
+
+An endpoint makes a Turn of its request: a checked job, and for each sample an AnswerReader, which takes the answer's
+text apart into content, reasoning and tool calls as it comes. `deltas` then yields what each step brought, `whole`
+the answers at the end. Endpoints only write that down in their API's shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from onewave.engine.llm import Job
+from onewave.engine.output import CompletionOutput, RequestOutput
+from onewave.server.http.errors import ApiError
+from onewave.server.protocol.base import PromptTokensDetails, Usage
+from onewave.server.served import Served
+
+
+@dataclass(frozen=True)
+class CallPart:
+    """A tool call, or a further part of its arguments. name, call_id: with the first part alone."""
+
+    index: int
+    arguments: str
+    name: str | None = None
+    call_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a stretch of an answer's text says."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[CallPart, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls)
+
+
+class AnswerReader(Protocol):
+    """Reads one sample's text as it comes."""
+
+    def push(self, text: str, *, last: bool) -> Piece:
+        """What the new text makes certain; `last`: and all that was held back."""
+        ...
+
+    def finish_reason(self, reason: str) -> str:
+        """The reason of the API for the engine's, once the last text has been pushed."""
+        ...
+
+
+class PlainReader:
+    """All of the text is content."""
+
+    def push(self, text: str, *, last: bool) -> Piece:
+        """The text itself."""
+        del last
+        return Piece(content=text)
+
+    def finish_reason(self, reason: str) -> str:
+        """The engine's."""
+        return reason
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What runs. request_id: the API's, which the engine's logs name too."""
+
+    job: Job
+    request_id: str
+    make_reader: Callable[[], AnswerReader] = PlainReader
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What a step brought to one sample. output: the engine's own words for it. finish_reason: with the last one."""
+
+    output: CompletionOutput
+    piece: Piece
+    finish_reason: str | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step brought to a turn. result: the engine's."""
+
+    result: RequestOutput
+    deltas: list[Delta]
+
+
+async def steps(served: Served, turn: Turn) -> AsyncGenerator[Step]:
+    """Run a turn; yield each step that brought something. Raises as AsyncLLM.run."""
+    readers = [turn.make_reader() for _ in range(turn.job.params.n)]
+    ended = [False] * len(readers)
+    async with aclosing(served.engine.run(turn.job, request_id=turn.request_id, delta=True)) as results:
+        async for result in results:
+            deltas: list[Delta] = []
+            for index, output in enumerate(result.outputs):
+                if not ended[index] and (output.token_ids or output.text or output.finish_reason):
+                    deltas.append(_read(output, readers[index]))
+                    ended[index] = output.finish_reason is not None
+            if deltas or result.finished:
+                yield Step(result, deltas)
+
+
+async def whole(served: Served, turn: Turn) -> Step:
+    """Run a turn and return all of it as one step. Raises as AsyncLLM.run."""
+    result = await served.engine.complete(turn.job, request_id=turn.request_id)
+    return Step(result, [_read(output, turn.make_reader()) for output in result.outputs])
+
+
+def usage_of(*results: RequestOutput) -> Usage:
+    """The tokens of some requests so far."""
+    prompt = sum(len(result.prompt_token_ids) for result in results)
+    generated = sum(result.metrics.num_generation_tokens for result in results)
+    details = PromptTokensDetails(cached_tokens=0)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=generated,
+        total_tokens=prompt + generated,
+        prompt_tokens_details=details,
+    )
+
+
+def _read(output: CompletionOutput, reader: AnswerReader) -> Delta:
+    reason = output.finish_reason
+    if reason == "abort":
+        raise ApiError(503, "the request was ended, as the server is stopping", code="stopping", retry_after=1)
+    piece = reader.push(output.text, last=reason is not None)
+    return Delta(output, piece, None if reason is None else reader.finish_reason(reason))

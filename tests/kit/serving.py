@@ -1,0 +1,87 @@
+"""A tiny model behind the server's app: a token a byte, so that one character takes several tokens."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from kit.models.tiny_tokenizers import bytes_directory
+from onewave.engine.aio import AsyncLLM, Limits
+from onewave.engine.llm import LLM
+from onewave.server.app import make_app
+from onewave.server.http.connection import Connection
+from onewave.server.http.run import bind
+from onewave.server.options import ServeOptions
+from onewave.server.served import Served
+
+VOCAB = 260
+NAME = "tiny"
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": VOCAB, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "bos_token_id": 256, "eos_token_id": 257,
+}  # fmt: skip
+
+
+def tiny_directory(directory: Path) -> Path:
+    """A model of two layers, for load_format="dummy", with a tokenizer of single bytes and a chat template."""
+    path = bytes_directory(directory)
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    return path
+
+
+def tiny_llm(directory: Path, **options: Any) -> LLM:
+    """Load it."""
+    return LLM(tiny_directory(directory), device="cpu", load_format="dummy", **options)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A server that listens. url: without a path."""
+
+    served: Served
+    url: str
+
+    @property
+    def llm(self) -> LLM:
+        """Its model."""
+        return self.served.engine.llm
+
+    def post(self, path: str, body: dict[str, Any], **more: Any) -> httpx.Response:
+        """Send a body as JSON; the model's name may be left out."""
+        return httpx.post(self.url + path, json=body, timeout=60, **more)
+
+    def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """All events of a stream but the last, which says that it is done."""
+        with httpx.stream("POST", self.url + path, json={**body, "stream": True}, timeout=60) as answer:
+            assert answer.status_code == 200, answer.read()
+            found = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+        assert found[-1] == "[DONE]"
+        return [json.loads(line) for line in found[:-1]]
+
+
+@contextmanager
+def serve_in_thread(llm: LLM, options: ServeOptions | None = None, limits: Limits | None = None) -> Iterator[Serving]:
+    """Serve an LLM on a free port of this machine by an event loop in a thread. The LLM outlives it."""
+    served = Served(AsyncLLM(llm, limits), options or ServeOptions(model_names=(NAME,)))
+    listening: socket.socket = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    http = Connection.with_limits(served.options)
+    server = uvicorn.Server(uvicorn.Config(make_app(served), http=http, ws="none", log_config=None, access_log=False))
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    try:
+        yield Serving(served, url)
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
