@@ -18,10 +18,10 @@ import typer
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError
 from onewave.cli import options
-from onewave.cli.files import read_chat_template, read_tools
-from onewave.cli.naming import error_line, option_names
 from onewave.cli.sampling import Sampling
 from onewave.cli.session import Opened, open_llm, stats_line
+from onewave.cli.text.files import read_chat_template, read_tools
+from onewave.cli.text.naming import error_line, option_names
 
 if TYPE_CHECKING:
     from onewave.engine.output import RequestOutput

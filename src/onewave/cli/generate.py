@@ -14,9 +14,9 @@ import typer
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.cli import options
-from onewave.cli.files import PROMPT_FORMATS, read_prompts
 from onewave.cli.sampling import GenerateSampling
 from onewave.cli.session import open_llm, stats_line
+from onewave.cli.text.files import PROMPT_FORMATS, read_prompts
 
 if TYPE_CHECKING:
     from onewave.engine.llm import LLM

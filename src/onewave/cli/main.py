@@ -131,7 +131,7 @@ def _report(error: BaseException, arguments: Sequence[str], *, debug: bool) -> i
         _drop_output()
         status, line = 1, f"error: {error.filename or 'the output'}: {error.strerror or error}"
     elif isinstance(error, OnewaveError):
-        from onewave.cli.naming import error_line, option_names
+        from onewave.cli.text.naming import error_line, option_names
 
         status, line = 2, f"error: {error_line(error, option_names(_command_of(arguments)[1]))}"
     elif isinstance(error, SystemExit):
