@@ -10,7 +10,7 @@ from onewave.engine.arguments import whole
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """Who may come, how much may come, and how the server speaks of it.
+    """Which callers and how much the server lets in, and how it reports on that.
 
     model_names: what the model is called, the first in answers; () is the model's own name. api_keys: () lets every
     caller in. cors_origins: origins whose pages may call ("*": all). max_body_bytes, max_header_bytes: of a request.
