@@ -125,8 +125,8 @@ class StoppingError(OnewaveError):
 class VerificationError(OnewaveError):
     """A schedule was not proved safe.
 
-    kind: deadlock, race, residency, once or count. witness: what shows it, ready for JSON (a cycle of tasks; a pair and
-    its tile; a task; a counter with what was expected and found).
+    kind: deadlock, race, residency, once or count; of a decode step also hand-off or memory. witness: what shows
+    it, ready for JSON (a cycle of tasks; a pair and its tile; a task; a counter with what was expected and found).
     """
 
     def __init__(self, kind: str, message: str, witness: Mapping[str, object], *, next: str | None = None):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,11 +21,13 @@ from onewave.models.config.model_config import ModelConfig
 from onewave.tiles.graph.builders import cuts
 from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.order.policies import plan
+from onewave.tiles.order.schedule import Ints
 from onewave.tiles.proof.table import TaskTable, lower
 from onewave.tiles.proof.verify import verify
 from onewave.wave.plan.deal import Deal, fewest_workers
 from onewave.wave.plan.layout import MAX_SPLITS, TileShape, held_tiles, splits_of, tile_shape
 from onewave.wave.plan.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
+from onewave.wave.plan.pace import Pace, pace_of
 from onewave.wave.plan.program import WaveProgram, build_program
 from onewave.wave.plan.slices import NUM_SMS, passes, slices_of
 
@@ -57,6 +60,7 @@ class DealtStep:
     operations: Mapping[str, AnyOperation]
     shape: TileShape
     groups: HeadGroups
+    pace: Pace
 
     @property
     def ahead_bytes(self) -> int:
@@ -64,15 +68,28 @@ class DealtStep:
         return self.shape.ring * self.shape.tile_bytes
 
     def program(self, table: TaskTable) -> WaveProgram:
-        """Lay the proved table out for the kernel. Raises UnsupportedError for a table of another order."""
-        return build_program(self.graph, table, self.operations, self.shape)
+        """Lay the proved table out for the kernel. Raises UnsupportedError for a table of another order,
+        VerificationError for a hand-off that the kernel does not have."""
+        return build_program(self.graph, table, self.operations, self.shape, self.pace)
+
+    def proved(self, policy: str = SYNC_POLICY) -> DecodePlan:
+        """Prove the step and lay it out. policy: how tasks share counters in the proof; the kernel itself waits for the
+        data. Raises VerificationError, UnsupportedError."""
+        workers, order = len(self.queues), np.arange(len(self.graph.tasks))
+        schedule = plan(self.graph, order, policy, workers=workers, co_resident=workers, queues=self.queues)
+        verified = verify(schedule)
+        table = lower(verified)
+        in_turn = all(first < second for queue in self.queues for first, second in pairwise(queue))
+        return DecodePlan(self.graph, order if in_turn else verified.order, table, self.program(table), self.groups)
 
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """A step's graph, its proved table, what the kernel reads, and how heads are grouped."""
+    """A step's graph, its proved table, what the kernel reads, and how heads are grouped. order: of all tasks, allowed
+    by the proof."""
 
     graph: TileGraph
+    order: Ints
     table: TaskTable
     program: WaveProgram
     groups: HeadGroups
@@ -121,10 +138,11 @@ def _tasks(config: ModelConfig, shape: TileShape, padded: int) -> int:
     return found
 
 
-def head_groups(config: ModelConfig, padded: int) -> HeadGroups:
-    """Group query heads for the attention of `padded` sequences, and choose splits and merging tasks."""
+def head_groups(config: ModelConfig, padded: int, splits: int | None = None) -> HeadGroups:
+    """Group query heads for the attention of `padded` sequences, and choose merging tasks and, where they are not
+    given, splits."""
     one = HeadGroups(config.num_heads, config.num_kv_heads, config.head_dim, 1)
-    splits = min(MAX_SPLITS, max(1, _ATTENTION_TASKS // (one.count * padded)))
+    splits = splits or min(MAX_SPLITS, max(1, _ATTENTION_TASKS // (one.count * padded)))
     merged = 1
     while merged < one.size and padded * one.count * one.size // merged > _ATTENTION_TASKS:
         merged *= 2
@@ -133,12 +151,12 @@ def head_groups(config: ModelConfig, padded: int) -> HeadGroups:
     return replace(one, splits=splits, merged=one.size if few else merged, reader_merges=few)
 
 
-def _shape(config: ModelConfig, padded: int, weight_bytes: float = 2) -> TileShape:
+def _shape(config: ModelConfig, padded: int, weight_bytes: float = 2, slices: int | None = None) -> TileShape:
     columns = max(config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
 
     def made(images: int) -> TileShape:
         shape = tile_shape(padded, head_dim=config.head_dim, columns=columns, weight_bytes=weight_bytes, images=images)
-        if shape.held and slices_of(config.hidden_size, config.intermediate_size, shape) > 1:
+        if shape.held and (slices or slices_of(config.hidden_size, config.intermediate_size, shape)) > 1:
             return replace(shape, held=held_tiles(padded, config.head_dim, crowded=True))
         return shape
 
@@ -186,14 +204,9 @@ def plan_decode(
 ) -> DecodePlan:
     """Plan one step of up to `batch` sequences (rounded up to a power of two), prove it and lower it.
 
-    policy: how tasks share counters in the proof; the kernel itself waits for the data. The other arguments and errors
-    are those of deal_decode.
+    policy: as of DealtStep.proved. The other arguments and errors are those of deal_decode.
     """
-    dealt = deal_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes, context=context)
-    order = np.arange(len(dealt.graph.tasks))
-    schedule = plan(dealt.graph, order, policy, workers=workers, co_resident=workers, queues=dealt.queues)
-    table = lower(verify(schedule))
-    return DecodePlan(dealt.graph, table, dealt.program(table), dealt.groups)
+    return deal_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes, context=context).proved(policy)
 
 
 def deal_decode(
@@ -210,10 +223,8 @@ def deal_decode(
         raise InvalidArgumentError("one wave: workers", got=str(workers), allowed="1 or more")
     if not 0 <= context <= MAX_CONTEXT:
         raise InvalidArgumentError("one wave: context", got=str(context), allowed=f"0 to {MAX_CONTEXT:,}")
-    padded = 1 << (batch - 1).bit_length()
-    groups, shape = head_groups(config, padded), _shape(config, padded, weight_bytes)
-    operations = _operations(config, shape, groups)
-    deal = Deal(operations, shape, workers, padded, by_writer=True, context=context)
+    operations, shape, groups = step_parts(config, batch=batch, weight_bytes=weight_bytes)
+    deal = Deal(operations, shape, workers, shape.batch, by_writer=True, context=context)
     # The first workers have more rows of the residual stream. So the last ones have the larger shares of gate_up, and
     # `down` reads their results last.
     stream_shares = deal.shares(config.hidden_size // shape.rows, first=True)
@@ -226,7 +237,27 @@ def deal_decode(
             deal.add(name, shares=[share * pieces for share in stream_shares])
         else:
             deal.add(name)
-    return DealtStep(deal.build.graph(), tuple(map(tuple, deal.queues)), operations, shape, groups)
+    queues = tuple(map(tuple, deal.queues))
+    return DealtStep(deal.build.graph(), queues, operations, shape, groups, pace_of(shape, operations))
+
+
+def step_parts(
+    config: ModelConfig,
+    *,
+    batch: int,
+    weight_bytes: float = 2,
+    splits: int | None = None,
+    slices: int | None = None,
+) -> tuple[dict[str, AnyOperation], TileShape, HeadGroups]:
+    """Return a step's operations, by opcode name, the tiling of its products, and its groups of heads.
+
+    splits: of a sequence's keys. slices: of K of `down`. None chooses both; other values round otherwise. Raises
+    UnsupportedError.
+    """
+    _check_supported(config, batch)
+    padded = 1 << (batch - 1).bit_length()
+    groups, shape = head_groups(config, padded, splits), _shape(config, padded, weight_bytes, slices)
+    return _operations(config, shape, groups, slices), shape, groups
 
 
 def plan_program(config: ModelConfig, *, batch: int, workers: int, weight_bytes: float = 2) -> WaveProgram:
@@ -251,11 +282,13 @@ def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: fl
     return found
 
 
-def _operations(config: ModelConfig, shape: TileShape, groups: HeadGroups) -> dict[str, AnyOperation]:
+def _operations(
+    config: ModelConfig, shape: TileShape, groups: HeadGroups, slices: int | None = None
+) -> dict[str, AnyOperation]:
     hidden, inner = config.hidden_size, config.intermediate_size
     width = config.num_heads * config.head_dim
     qkv = width + 2 * config.num_kv_heads * config.head_dim
-    slices = slices_of(hidden, inner, shape)
+    slices = slices or slices_of(hidden, inner, shape)
     found: dict[str, AnyOperation] = {}
     x = INPUT
     for layer in range(config.num_layers):

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from onewave.base.errors import InvalidArgumentError
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama_plan import DecodePlan, plan_decode, workers_for
@@ -91,13 +89,19 @@ def predict_step(
     weight_bytes: float = 2,
     context: int = 0,
 ) -> Trace:
-    """Simulate the step of up to `batch` sequences that the engine launches.
+    """Simulate the step of up to `batch` sequences that the engine launches by itself.
 
     workers: SMs of the device. weight_bytes: of the stream's WeightFormat. context: tokens in each cache. Raises
     UnsupportedError for what does not run as one wave, InvalidArgumentError for costs of a stage that a step lacks.
     """
     blocks = workers_for(config, batch=batch, available=workers, weight_bytes=weight_bytes)
     plan = plan_decode(config, batch=batch, workers=blocks, weight_bytes=weight_bytes, context=context)
+    return predict_plan(plan, costs, batch=batch)
+
+
+def predict_plan(plan: DecodePlan, costs: WaveCosts, *, batch: int) -> Trace:
+    """Simulate a proved step of up to `batch` sequences. Raises InvalidArgumentError for costs of a stage that it
+    lacks."""
     stages = {stage_of(task.phase) for task in plan.graph.tasks} | {"combine"}  # of several sequences
     unknown = sorted({*costs.hand_offs, *costs.several} - stages)
     if unknown:
@@ -133,4 +137,4 @@ def _simulated(plan: DecodePlan, hand_offs: Mapping[str, float], memory_bandwidt
         ahead_bytes=plan.program.shape.ring * plan.program.shape.tile_bytes,
     )
     queues = [plan.table.task[queue].tolist() for queue in plan.table.queues]
-    return simulate(plan.graph, np.arange(len(tasks)), machine, queues=queues)
+    return simulate(plan.graph, plan.order, machine, queues=queues)

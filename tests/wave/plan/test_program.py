@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from kit.models.tiny_decoders import BASE
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, WaveStalled
+from onewave.base.errors import (
+    InvalidArgumentError,
+    ShapeError,
+    UnsupportedError,
+    VerificationError,
+    WaveStalled,
+)
 from onewave.models.llama_plan import plan_decode
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.ffn.wave.plan import plan_ffn
@@ -116,7 +122,7 @@ def test_a_residual_stream_that_changes_its_worker_is_refused() -> None:
         build_program(graph, lowered(deal, 2), operations, shape)
 
     program([4, 4])
-    with pytest.raises(UnsupportedError, match="residual"):
+    with pytest.raises(VerificationError, match="hand-off: .* of residual"):
         program([5, 3])
 
 

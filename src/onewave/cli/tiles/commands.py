@@ -15,6 +15,7 @@ tiles = group(
         "timeline": Listed("tiles.traces:timeline_command", "Say where a launch's time goes, stage by stage."),
         "interpret": Listed("tiles.verify:interpret_command", "Run a task table in NumPy under random interleavings."),
         "verify": Listed("tiles.verify:verify_command", "Prove that a schedule is safe, or show how it is not."),
+        "plan": Listed("tiles.plan:plan_command", "Write a decode step's plan as a file that may be edited."),
         "lower": Listed("tiles.lower:lower_command", "Prove a program's schedule, write it as a task table."),
         "chimera": Listed(
             "tiles.related:chimera_command", "Block order and sizes of two chained products, by closed form."

@@ -9,6 +9,8 @@ import typer
 from onewave.base.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from onewave.models.config.model_config import ModelConfig
+    from onewave.models.step_plan import StepPlan
     from onewave.tiles.sim.machine import CacheLevel
 
 POLICIES = ("lru", "fifo", "belady")
@@ -47,6 +49,16 @@ def weight_bytes_of(weight_format: str) -> float:
     if weight_format not in WEIGHT_BYTES:
         raise InvalidArgumentError("weight format", got=repr(weight_format[:40]), allowed=", ".join(WEIGHT_BYTES))
     return WEIGHT_BYTES[weight_format]
+
+
+def plan_and_config(file: str) -> tuple[StepPlan, ModelConfig]:
+    """Read a decode step's plan, and its model's sizes. Raises InvalidArgumentError, ConfigError."""
+    from onewave.cli.output import read_file
+    from onewave.models.config.read import find_config
+    from onewave.models.step_plan import MAX_FILE_BYTES, read_plan
+
+    plan = read_plan(read_file("plan", file, MAX_FILE_BYTES))
+    return plan, find_config(plan.model)
 
 
 def policy_of(text: str) -> str:

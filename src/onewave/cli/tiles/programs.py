@@ -11,7 +11,7 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.cli.tiles import options
 
 if TYPE_CHECKING:
-    from onewave.models.llama_plan import DealtStep
+    from onewave.models.llama_plan import DealtStep, DecodePlan
     from onewave.tiles.graph.graph import TileGraph
     from onewave.tiles.graph.programs import ProgramOptions
     from onewave.tiles.sim.machine import CacheLevel
@@ -29,7 +29,8 @@ class Program:
         str,
         typer.Argument(
             metavar="PROGRAM",
-            help="gemm, chain, ffn, attention, block, conv, decode MODEL or notation FILE. Sizes: elements.",
+            help="gemm, chain, ffn, attention, block, conv, decode MODEL, notation FILE, or a step's plan: FILE.json. "
+            "Sizes: elements.",
         ),
     ]
     sizes: Annotated[
@@ -77,6 +78,8 @@ class Program:
         if self.program == "decode":
             step = self._dealt(workers)
             return Built(step.graph, step.queues, step=step)
+        if self.program.endswith(".json"):
+            return self._planned()
         if self.program == "notation":
             check_options("notation", self, ())
             read = read_notation(sizes, shape)
@@ -105,19 +108,31 @@ class Program:
         workers = workers_for(config, batch=self.batch, available=sms, weight_bytes=width)
         return deal_decode(config, batch=self.batch, workers=workers, weight_bytes=width, context=self.context)
 
+    def _planned(self) -> Built:
+        """Read a decode step's plan and prove it."""
+        from onewave.models.step_plan import deal_plan, prove_dealt
+        from onewave.tiles.graph.programs import check_options, exactly
+
+        check_options("a plan", self, ("context",))
+        exactly("a plan", self.sizes or [], ())
+        plan, config = options.plan_and_config(self.program)
+        step = deal_plan(config, plan, context=self.context)
+        return Built(step.graph, step.queues, step=step, proved=prove_dealt(step))
+
 
 @dataclass(frozen=True)
 class Built:
     """A program's graph, and what it brings along.
 
     queues: each worker's task ids, where the program prescribes them. levels: the caches that a fusion tree names.
-    step: of decode, what the wave's plan has dealt.
+    step: of decode, what the wave's plan has dealt. proved: of a plan's file.
     """
 
     graph: TileGraph
     queues: tuple[tuple[int, ...], ...] | None = None
     levels: tuple[CacheLevel, ...] = ()
     step: DealtStep | None = None
+    proved: DecodePlan | None = None
 
     @property
     def ahead_bytes(self) -> int:

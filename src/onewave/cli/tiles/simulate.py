@@ -18,6 +18,7 @@ from onewave.cli.tiles import tables
 from onewave.cli.tiles.programs import Built, Program, by_stage
 
 if TYPE_CHECKING:
+    from onewave.models.llama_plan import DecodePlan
     from onewave.tiles.search.bounds import Bound
     from onewave.tiles.sim.machine import CacheLevel, Machine
     from onewave.tiles.sim.trace import Trace
@@ -87,7 +88,8 @@ def simulate_command(
     )
     prescribed = built.chosen_queues(order, queues)
     order = order or program.default_order
-    followed = order if prescribed is None else "sequential"
+    planned = built.proved if prescribed is not None else None
+    followed = order if prescribed is None else "sequential" if planned is None else planned.order
     made = simulate(built.graph, followed, machine, mode=mode, queues=prescribed, sync=sync)
     if trace is not None:
         write_file("--trace", trace, made.to_json())
@@ -115,6 +117,7 @@ def simulate_command(
         "energy_mj": report.energy_mj,
         "flops": report.flops,
         "sync": sync,
+        "step_ms": None if planned is None else _step_ms(planned),
     }
     if as_json:
         print(json.dumps(facts))
@@ -208,6 +211,13 @@ def staircase_command(
         counts = (f"{stair.m:,}", f"{stair.tiles:,}", f"{stair.waves:,}")
         rows_of.add_row(*counts, f"{stair.time / 1000:,.2f}", percent(stair.used))
     show(rows_of)
+
+
+def _step_ms(planned: DecodePlan) -> float:
+    """A plan's time on an H200, by costs fitted to a measured launch."""
+    from onewave.models.wave_prediction import kept_costs, predict_plan
+
+    return predict_plan(planned, kept_costs(), batch=planned.program.shape.batch).makespan * 1e-6
 
 
 def _refuse_beside_panels(call: typer.Context, more: tuple[str, ...] = ()) -> None:

@@ -18,10 +18,12 @@ MAX_TURNS = 50_000_000
 
 
 def verify_command(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A schedule as JSON; - reads standard input.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A schedule or a decode step's plan as JSON; - reads standard input.")
+    ],
     as_json: options.Json = False,
 ) -> None:
-    """Prove that a schedule can't deadlock, race or lose a task; or show how it can.
+    """Prove that a schedule, or a decode step's plan, can't deadlock, race or lose a task; or show how it can.
 
     FILE: {"tasks": [{"id", "reads": [tile...], "writes": [tile...], "after": [id...]}], "workers": [[id...], ...],
     "co_resident": n, "mode": "static"|"ticket"}. The order of the tasks is program order. A task waits for the last
@@ -31,13 +33,20 @@ def verify_command(
     for), or "waits" and "posts" ([[counter, value]...], the counters as they really are); "rings" ([{"name", "slots",
     "fills", "releases"}]); "buffers" ({name: [tile...]}, tiles in one place).
 
+    Or FILE is what `onewave tiles plan` has written.
     Kinds: once (a task is not planned exactly once), residency (more workers than run at once), count (a wait does not
-    match the posts), deadlock, race. Exit status: 0 verified, 1 rejected, 2 bad file.
+    match the posts), deadlock, race; of a plan also hand-off (one that the kernel lacks) and memory (a ring or tiles
+    that an SM has no room for). Exit status: 0 verified, 1 rejected, 2 bad file.
     """
+    from onewave.models.step_plan import is_plan
     from onewave.tiles.proof.schedule_file import MAX_FILE_BYTES, parse_schedule
     from onewave.tiles.proof.verify import verify
 
-    schedule = parse_schedule(read_file("schedule file", file, MAX_FILE_BYTES))
+    text = read_file("schedule file", file, MAX_FILE_BYTES)
+    if is_plan(text):
+        _verify_plan(text, as_json)
+        return
+    schedule = parse_schedule(text)
     try:
         proved = verify(schedule)
     except VerificationError as error:
@@ -45,6 +54,25 @@ def verify_command(
     tasks, workers = schedule.program.num_tasks, schedule.num_workers
     by = f"{workers} workers" if schedule.mode.value == "static" else "any number of workers by ticket"
     message = f"verified: {tasks} tasks on {by}, {proved.num_pairs} conflicting pairs ordered"
+    if as_json:
+        print(json.dumps({"ok": True, "kind": None, "witness": None, "message": message}))
+    else:
+        print(message)
+
+
+def _verify_plan(text: bytes, as_json: bool) -> None:
+    from onewave.models.config.read import find_config
+    from onewave.models.step_plan import prove_plan, read_plan
+
+    plan = read_plan(text)
+    try:
+        proved = prove_plan(find_config(plan.model), plan)
+    except VerificationError as error:
+        raise tables.rejected(error, as_json) from None
+    message = (
+        f"verified: a step of {plan.model}, {plan.batch} at once, {plan.weights} weights: "
+        f"{len(proved.graph.tasks):,} tasks on {plan.workers} workers, rings of {plan.ring} tiles"
+    )
     if as_json:
         print(json.dumps({"ok": True, "kind": None, "witness": None, "message": message}))
     else:

@@ -19,7 +19,6 @@ from onewave.wave.launch.state import LaunchState
 from onewave.wave.launch.watch import measured_trace, stalls
 from onewave.wave.plan.layout import POINTERS, TOGETHER
 from onewave.wave.plan.operations import HeadGroups
-from onewave.wave.plan.pace import in_flight
 from onewave.wave.plan.resources import kernel_resources
 from onewave.wave.plan.steps import LaunchPlaces, Place, words_of
 from onewave.wave.weights.pack import WeightStream
@@ -141,7 +140,6 @@ class Wave:
             "ACT": ACTIVATIONS[activation],
             "SYNC": int(self._counters),
             "FORMAT": 0 if self._weight_format is None else self._weight_format.number,
-            "FLIGHT": in_flight(program.shape, attends=setup is not None, merges=program.merge_words > 0),
             "XW": _EXCHANGE_WARPS,
             **kernel_resources(program.shape, attention["D"]),
             **attention,

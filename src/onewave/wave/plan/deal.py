@@ -118,16 +118,24 @@ class Deal:
         assert not isinstance(operation, Operation)
         groups = operation.groups
         units = groups.count * self.batch
-        for unit in range(units):
-            splits = range(groups.splits)
-            if isinstance(operation, Combination):
-                splits = [max(0, splits[-1] - part) for part in range(len(groups.parts_of(unit % groups.count)))]
-            for piece, split in enumerate(splits):
-                number = unit * groups.splits + split
-                self._unit(number * self.workers // (units * groups.splits), name, unit, piece)
+        for unit, piece in self.units_of(name):
+            split = max(0, groups.splits - 1 - piece) if isinstance(operation, Combination) else piece
+            number = unit * groups.splits + split
+            self.unit(number * self.workers // (units * groups.splits), name, unit, piece)
 
-    def task(self, worker: int, name: str, first: int, blocks: int, part: int) -> None:
-        """Add one worker's run of row blocks of one slice of K."""
+    def units_of(self, name: str) -> list[tuple[int, int]]:
+        """List the tasks of attention, (unit, split), or of its combination, (unit, part), in their order."""
+        operation = self.operations[name]
+        assert not isinstance(operation, Operation)
+        groups, merges = operation.groups, isinstance(operation, Combination)
+        return [
+            (unit, piece)
+            for unit in range(groups.count * self.batch)
+            for piece in range(len(groups.parts_of(unit % groups.count)) if merges else groups.splits)
+        ]
+
+    def task(self, worker: int, name: str, first: int, blocks: int, part: int) -> int:
+        """Add one worker's run of row blocks of one slice of K; return its id."""
         operation = self.operations[name]
         assert isinstance(operation, Operation)
         height = self.height(operation)
@@ -156,6 +164,7 @@ class Deal:
         phase = name.removesuffix("_sum")
         made = self.build.task(name, tuple(reads), tuple(writes), flops, phase=phase, index=(first, blocks, part))
         self.queues[worker].append(made.id)
+        return made.id
 
     def _weight(self, name: str, operation: Operation) -> str:
         tensor = f"W_{name}"
@@ -209,8 +218,9 @@ class Deal:
         spans += [((first + i) * width, (first + i + 1) * width, tile) for i, tile in enumerate(tiles)]
         return tiles
 
-    def _unit(self, worker: int, name: str, unit: int, split: int) -> None:
-        """Add a task of attention (split: of the keys) or of its combination (split: the part of the heads)."""
+    def unit(self, worker: int, name: str, unit: int, split: int) -> int:
+        """Add a task of attention (split: of the keys) or of its combination (split: the part of the heads); return its
+        id."""
         operation = self.operations[name]
         assert not isinstance(operation, Operation)
         groups = operation.groups
@@ -227,6 +237,7 @@ class Deal:
         flops = 4 * heads * groups.head_dim * max(keys, 1)
         made = self.build.task(name, reads, writes, flops, phase=name, index=(unit, 1, split))
         self.queues[worker].append(made.id)
+        return made.id
 
     def _attention(self, operation: Attention, unit: int, split: int) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
         """Return the tiles that a unit's attention over one split of its keys reads and writes."""

@@ -8,6 +8,7 @@ loaded one after another. All numbers are measured on H200s (docs/log/wave.md, "
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,22 @@ _FLIGHT_OF_ONE, _FLIGHT_OF_TWO, _FLIGHT = {0: 4, 2: 4, 4: 5}, 4, 3
 _FLIGHT_OF_COMPACT = 4
 # See sooner: where the output projection merges, and for all else, by the tiles held; for one-byte and compact weights.
 _SOONER_MERGING, _SOONER, _SOONER_OF_BYTES = {0: 2, 2: 3, 4: 7}, {0: 4, 2: 4, 4: 6}, 2
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a thread block loads its weights. flight: tiles in flight. sooner: tiles before a full ring at which the slow
+    pace ends, after attention."""
+
+    flight: int
+    sooner: int
+
+
+def pace_of(shape: TileShape, operations: Mapping[str, AnyOperation]) -> Pace:
+    """Choose the pace of a launch of these operations."""
+    attends = any(isinstance(operation, Attention) for operation in operations.values())
+    merges = any(isinstance(operation, Operation) and operation.merges for operation in operations.values())
+    return Pace(in_flight(shape, attends=attends, merges=merges), sooner(shape, merges=merges))
 
 
 def in_flight(shape: TileShape, *, attends: bool, merges: bool) -> int:
@@ -56,7 +73,7 @@ def tiles_before_attention(operations: Mapping[str, AnyOperation], shares: Mappi
 
 
 def slack_runs(
-    lane: Sequence[AnyOperation], steps: Sequence[Step], attended: Mapping[str, int], shape: TileShape
+    lane: Sequence[AnyOperation], steps: Sequence[Step], attended: Mapping[str, int], shape: TileShape, pace: Pace
 ) -> list[int]:
     """Return the first and the last of each run of a lane's tiles that have slack.
 
@@ -75,7 +92,7 @@ def slack_runs(
             before = attended[operation.source]
             first = count - (_earlier(before, shape, merges=merges) if before <= short else 0)
             last = count + min(shape.held, mine) + shape.ring - 1 + (mine if mine <= short else 0)
-            found += [first, last - sooner(shape, merges=merges)]
+            found += [first, last - pace.sooner]
         count += mine
     return found
 

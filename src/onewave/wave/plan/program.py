@@ -16,14 +16,14 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError
 from onewave.tiles.graph.graph import EdgeKind, Task, TileGraph
 from onewave.tiles.order.schedule import Mode
 from onewave.tiles.proof.table import TaskTable
 from onewave.wave.plan.layout import RECORDS_AHEAD, TileShape
 from onewave.wave.plan.lowering import step_of
 from onewave.wave.plan.operations import AnyOperation, Operation
-from onewave.wave.plan.pace import slack_runs, tiles_before_attention
+from onewave.wave.plan.pace import Pace, pace_of, slack_runs, tiles_before_attention
 from onewave.wave.plan.regions import Region, regions_of
 from onewave.wave.plan.slices import slice_bounds
 from onewave.wave.plan.steps import AttendStep, Flag, Kind, ProductStep, Step, Word, Words, words_of
@@ -35,14 +35,14 @@ Ints = npt.NDArray[np.int64]
 class WaveProgram:
     """A launch's words, as arrays. Nothing in them depends on a device.
 
-    steps: int32 [steps, STEP_WORDS], the step records (steps.py). lanes: int32 [workers, 4]: tiles, first row, first
-    step, steps. waits: int32 [n, 2], counter and value. totals: int32 [counters]. slack: int32 [workers, 2 n], the
-    first and the last tile of each run that has slack, then 2^31 - 1 four times. key_tasks: int32 [workers, 2 n], two
-    words for each attention task (_key_tasks; streamed.keys_of_task reads them), then likewise. stream: weight ->
-    [tiles, 3] of (row block, column tile, place), where place is a tile's number in the packed stream, below
-    stream_tiles. set_words: words of one set of the exchange. max_slices: of K. first_scale: weight -> the first of its
-    rows' scales among num_scales, for rounded and compact weights. names: each step's task. regions: the exchange's
-    tensors.
+    steps: int32 [steps, STEP_WORDS], the step records (steps.py). lanes: int32 [workers, 4]: tiles, first row,
+    first step, steps. waits: int32 [n, 2], counter and value. totals: int32 [counters]. slack: int32 [workers, 2
+    n], the first and the last tile of each run that has slack, then 2^31 - 1 four times. key_tasks: int32 [workers,
+    2 n], two words for each attention task (_key_tasks; streamed.keys_of_task reads them), then likewise. stream:
+    weight -> [tiles, 3] of (row block, column tile, place), where place is a tile's number in the packed stream,
+    below stream_tiles. set_words: words of one set of the exchange. max_slices: of K. flight: of the Pace.
+    first_scale: weight -> the first of its rows' scales among num_scales, for rounded and compact weights. names:
+    each step's task. regions: the exchange's tensors.
     """
 
     shape: TileShape
@@ -59,6 +59,7 @@ class WaveProgram:
     names: tuple[str, ...]
     phases: tuple[str, ...]
     max_slices: int
+    flight: int
     first_scale: Mapping[str, int]
     num_scales: int
 
@@ -81,6 +82,7 @@ class WaveProgram:
             "PC": self.shape.chunk * self.shape.images,
             "IMAGES": self.shape.images,
             "HELD": self.shape.held,
+            "FLIGHT": self.flight,
             "SPLITS": 1 << (self.max_slices - 1).bit_length(),
             "MERGE_WORDS": self.merge_words,
             "GATED": int(((self.steps[:, Word.FLAGS] & gated) == gated).any()),
@@ -102,16 +104,21 @@ class WaveProgram:
 
 
 def build_program(
-    graph: TileGraph, table: TaskTable, operations: Mapping[str, AnyOperation], shape: TileShape
+    graph: TileGraph,
+    table: TaskTable,
+    operations: Mapping[str, AnyOperation],
+    shape: TileShape,
+    pace: Pace | None = None,
 ) -> WaveProgram:
     """Lay a table out for the kernel.
 
-    graph: what the table was planned from. operations: by opcode name. Raises UnsupportedError for a ticket table, an
-    operation that is missing, or a slice of K that shared memory does not hold.
+    graph: what the table was planned from. operations: by opcode name. pace: None for pace_of's. Raises
+    UnsupportedError for a ticket table, an operation that is missing, or a slice of K that shared memory does not hold,
+    VerificationError for a hand-off that the kernel does not have.
     """
     if table.mode is not Mode.STATIC:
         raise UnsupportedError("wave: table mode", got=table.mode.value, allowed="static")
-    regions = regions_of(operations, shape)
+    regions, pace = regions_of(operations, shape), pace or pace_of(shape, operations)
     place = {region.name: region for region in regions}
     first_scale, num_scales = _scales(operations, shape)
     rows = [row for queue in table.queues for row in queue.tolist()]
@@ -142,7 +149,7 @@ def build_program(
         lane = [operations[task.name] for task in tasks[begin:end]]
         own = _tiles_of(lane, tasks[begin:end], shape)
         tiles += [(*tile, worker, count) for count, tile in enumerate(own)]
-        slack.append(slack_runs(lane, steps[begin:end], attended, shape))
+        slack.append(slack_runs(lane, steps[begin:end], attended, shape, pace))
         lanes[worker] = len(own), worker * shape.tile_rows, begin, end - begin
         _place_keys(steps, range(begin, end), shape)
         key_tasks.append(_key_tasks(steps, range(begin, end)))
@@ -166,6 +173,7 @@ def build_program(
         max_slices=max(
             (o.slices for o in operations.values() if isinstance(o, Operation) and o.weight is None), default=1
         ),
+        flight=pace.flight,
         first_scale=first_scale,
         num_scales=num_scales,
     )
@@ -321,11 +329,12 @@ def _check_hand_offs(graph: TileGraph, table: TaskTable, exchanged: set[str]) ->
         at = int(wrong[0])
         first, second = (graph.tasks[int(task[at])] for task in (edges.producer, edges.consumer))
         tensor, index = graph.tile_at(int(edges.tile[at]))
-        raise UnsupportedError(
-            "wave: hand-off",
-            got=f"{EdgeKind(int(edges.kind[at])).name} of {tensor}{list(index)} from {first.name}#{first.id} "
-            f"to {second.name}#{second.id} on another worker",
-            allowed="reads of exchanged activations only",
+        kind, tile = EdgeKind(int(edges.kind[at])).name, f"{tensor}{list(index)}"
+        raise VerificationError(
+            "hand-off",
+            f"{kind} of {tile} from {first.name}#{first.id} to {second.name}#{second.id} on another worker; only reads "
+            "of exchanged activations may be",
+            {"pair": [f"{first.name}#{first.id}", f"{second.name}#{second.id}"], "hazard": kind, "tile": tile},
         )
 
 

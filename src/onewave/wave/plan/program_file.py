@@ -20,7 +20,7 @@ from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.regions import Region
 
 _ARRAYS = ("steps", "lanes", "waits", "totals", "slack", "key_tasks")
-_NUMBERS = ("stream_tiles", "set_words", "max_slices", "num_scales")
+_NUMBERS = ("stream_tiles", "set_words", "max_slices", "flight", "num_scales")
 
 
 def program_bytes(program: WaveProgram, *, table: NDArray[np.int32] | None = None) -> bytes:

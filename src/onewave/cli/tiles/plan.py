@@ -1,0 +1,45 @@
+"""`onewave tiles plan`: a decode step's plan as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onewave.base.errors import InvalidArgumentError, shown
+from onewave.cli.output import write_file
+from onewave.cli.tiles import options as given
+
+
+def plan_command(
+    program: Annotated[str, typer.Argument(metavar="decode", help="The only program with a plan of its own.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A built-in name, a config.json, or its directory.")],
+    workers: given.Workers = 132,
+    batch: Annotated[int, typer.Option("--batch", help="Sequences at once.")] = 1,
+    weight_format: given.WeightFormat = "16-bit",
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write it here, not to the screen.")
+    ] = (None),
+) -> None:
+    """Write the plan of a decode step that the engine launches by itself, as JSON.
+
+    Its queues are each worker's tasks in order; onewave.models.step_plan tells what they and the other entries mean.
+    Edit it; then `tiles verify FILE` proves it, `tiles simulate FILE` predicts it, `bench wave --plan FILE` runs it,
+    and `generate --plan FILE` decodes with it. Example: plan decode llama-3.1-8b --workers 132 --batch 1 -o plan.json.
+    """
+    from onewave.models.config.read import find_config
+    from onewave.models.llama_plan import workers_for
+    from onewave.models.step_plan import default_plan
+
+    if program != "decode":
+        raise InvalidArgumentError("plan", got=shown(program), allowed="decode MODEL")
+    width = given.weight_bytes_of(weight_format)
+    config = find_config(model)
+    taken = workers_for(config, batch=batch, available=workers, weight_bytes=width)
+    made = default_plan(config, model=model, batch=batch, workers=taken, weights=weight_format)
+    if out is None:
+        print(made.to_json(), end="")
+        return
+    write_file("--out", out, made.to_json())
+    print(f"{out}: {sum(map(len, made.queues)):,} tasks on {made.workers} workers")

@@ -1,0 +1,295 @@
+"""A decode step's plan as a file, which a person or a search may change. Needs no torch.
+
+A file is JSON: which model's step it is, for how many sequences and in which weight format; `splits` of a sequence's
+keys and `slices` of the K of `down`, which decide about rounding; `held`, `ring`, `flight` and `sooner`, which pace the
+loading of weights (wave/plan/layout.py, pace.py); and `queues`, a list of tasks for each worker, in its order:
+
+    "qkv0 12-17"            row blocks 12 to 17 of the first layer's q, k and v
+    "down0 3-4 slice 1"     the same of one slice of K
+    "down0_sum 8"           a piece of rows of which slices are added up
+    "attend0 5 split 2"     a unit (sequence * groups of heads + group) over one split of its keys
+    "combine0 5 part 0"     the splits of a unit's heads, merged
+
+A plan runs only if it is proved: every row block once, no cycle of waits, no race, no hand-off that the kernel lacks,
+and a ring that shared memory holds. Two plans with the same splits and slices give the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import groupby
+from typing import Any, cast
+
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError, shown
+from onewave.base.weight_formats import WEIGHT_BYTES
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.llama_plan import DealtStep, DecodePlan, deal_decode, step_parts
+from onewave.tiles.graph.graph import Task
+from onewave.wave.plan.deal import Deal
+from onewave.wave.plan.layout import MAX_SPLITS, TileShape
+from onewave.wave.plan.operations import AnyOperation, Attention, HeadGroups, Operation
+from onewave.wave.plan.pace import Pace
+
+MAX_FILE_BYTES = 64 << 20
+"""Larger files are refused."""
+_KIND = "decode step"
+_TASK = re.compile(r"([a-z_0-9]{1,40}) ([0-9]{1,7})(?:-([0-9]{1,7}))?(?: (slice|split|part) ([0-9]{1,4}))?", re.ASCII)
+# Fewer tiles than a hand-off of activations and the tiles that wait for it may hold.
+_SHORTEST_RING = 4
+_Index = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What a file says; see above. model: a name for people. config: the digest of the model's sizes. weights: a key of
+    WEIGHT_BYTES. batch: most sequences. flight, sooner: of the Pace. queues: tasks by worker, in order."""
+
+    model: str
+    config: str
+    batch: int
+    weights: str
+    splits: int
+    slices: int
+    held: int
+    ring: int
+    flight: int
+    sooner: int
+    queues: tuple[tuple[str, ...], ...]
+
+    @property
+    def workers(self) -> int:
+        """Thread blocks of its launch."""
+        return len(self.queues)
+
+    def to_json(self) -> str:
+        """As read_plan reads it, a queue a line."""
+        facts = {"plan": _KIND} | {name: value for name, value in asdict(self).items() if name != "queues"}
+        head = json.dumps(facts, indent=1).removesuffix("\n}")
+        queues = ",\n".join(f"  {json.dumps(queue)}" for queue in self.queues)
+        return f'{head},\n "queues": [\n{queues}\n ]\n}}\n'
+
+    def rounds_as(self, other: StepPlan) -> bool:
+        """Whether the two plans of one model's step give the same bits."""
+        return (self.splits, self.slices) == (other.splits, other.slices)
+
+
+def is_plan(text: bytes) -> bool:
+    """Whether a file begins as a decode step's plan does."""
+    return re.match(rb'\s*\{\s*"plan"\s*:', text) is not None
+
+
+def read_plan(text: bytes) -> StepPlan:
+    """Read a plan's file. Nothing is proved here. Raises InvalidArgumentError."""
+    if len(text) > MAX_FILE_BYTES:
+        raise InvalidArgumentError("plan", got=f"over {MAX_FILE_BYTES >> 20} MiB", allowed="a smaller file")
+    try:
+        found: object = json.loads(text.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError("plan", got=f"no JSON: {str(error)[:100]}", allowed=_allowed()) from None
+    names = [field.name for field in fields(StepPlan)]
+    if not isinstance(found, dict) or set(cast("dict[str, Any]", found)) != {"plan", *names}:
+        keys = ", ".join(map(str, cast("dict[Any, Any]", found)))[:100] if isinstance(found, dict) else shown(found)
+        raise InvalidArgumentError("plan", got=keys, allowed=_allowed())
+    facts = cast("dict[str, Any]", found)
+    if facts.pop("plan") != _KIND:
+        raise InvalidArgumentError("plan: plan", got="another kind", allowed=repr(_KIND))
+    for name in ("model", "config", "weights"):
+        if not isinstance(facts[name], str):
+            raise InvalidArgumentError(f"plan: {name}", got=shown(facts[name]), allowed="a text")
+    for name in ("batch", "splits", "slices", "held", "ring", "flight", "sooner"):
+        if type(facts[name]) is not int or not 0 <= facts[name] < 1 << 16:
+            raise InvalidArgumentError(f"plan: {name}", got=shown(facts[name]), allowed="a whole number from 0")
+    if facts["weights"] not in WEIGHT_BYTES:
+        allowed = ", ".join(WEIGHT_BYTES)
+        raise InvalidArgumentError("plan: weights", got=shown(facts["weights"]), allowed=allowed)
+    facts["queues"] = _queues(facts["queues"])
+    return StepPlan(**facts)
+
+
+def _allowed() -> str:
+    return f"JSON with plan, {', '.join(field.name for field in fields(StepPlan))}, as `tiles plan` writes it"
+
+
+def _queues(found: object) -> tuple[tuple[str, ...], ...]:
+    queues = cast("list[Any]", found) if isinstance(found, list) else []
+    if not queues or not all(isinstance(queue, list) for queue in queues):
+        raise InvalidArgumentError("plan: queues", got=shown(found), allowed="a list of lists of tasks")
+    for worker, queue in enumerate(cast("list[list[Any]]", queues)):
+        for task in queue:
+            if not isinstance(task, str):
+                raise InvalidArgumentError(f"plan: queue {worker}", got=shown(task), allowed="texts")
+    return tuple(map(tuple, queues))
+
+
+def default_plan(
+    config: ModelConfig, *, model: str, batch: int = 1, workers: int = 132, weights: str = "16-bit"
+) -> StepPlan:
+    """Return the plan that the engine launches by itself. model: its name in the file. Raises UnsupportedError."""
+    dealt = deal_decode(config, batch=batch, workers=workers, weight_bytes=WEIGHT_BYTES[weights])
+    tasks = dealt.graph.tasks
+    slices = max(o.slices for o in dealt.operations.values() if isinstance(o, Operation))
+    return StepPlan(
+        model=model,
+        config=digest_of(config),
+        batch=dealt.shape.batch,
+        weights=weights,
+        splits=dealt.groups.splits,
+        slices=slices,
+        held=dealt.shape.held,
+        ring=dealt.shape.ring,
+        flight=dealt.pace.flight,
+        sooner=dealt.pace.sooner,
+        queues=tuple(tuple(_text(tasks[task], dealt.operations) for task in queue) for queue in dealt.queues),
+    )
+
+
+def digest_of(config: ModelConfig) -> str:
+    """The digest by which a plan knows its model: of all sizes, none of the weights."""
+    return hashlib.sha256(json.dumps(asdict(config), sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def deal_plan(config: ModelConfig, plan: StepPlan, *, context: int = 0) -> DealtStep:
+    """Deal a step out as a plan says, for another proof than prove_plan's. context: tokens in each cache.
+
+    Raises InvalidArgumentError for another model's plan or a task that there is not, VerificationError (once, memory)
+    and UnsupportedError.
+    """
+    if plan.config != digest_of(config):
+        got = f"{shown(plan.model)}, sizes {shown(plan.config)}"
+        raise InvalidArgumentError("plan: model", got=got, allowed=f"a plan of this model's sizes, {digest_of(config)}")
+    operations, groups, shape = _parts(config, plan)
+    deal = Deal(operations, shape, plan.workers, shape.batch, by_writer=True, context=context)
+    found = [_task_of(text, worker, operations) for worker, queue in enumerate(plan.queues) for text in queue]
+    by_name: dict[str, list[tuple[_Index, int, int]]] = {name: [] for name in operations}
+    for at, (name, index, worker) in enumerate(found):
+        by_name[name].append((index, worker, at))
+    numbers = [0] * len(found)
+    for name, operation in operations.items():
+        # A worker's results of one product share a tile: its tasks are numbered in the order in which they write it.
+        tasks = by_name[name] if isinstance(operation, Operation) else sorted(by_name[name])
+        _check_once(deal, name, [(index, worker) for index, worker, _ in tasks])
+        for index, worker, at in tasks:
+            if isinstance(operation, Operation):
+                numbers[at] = deal.task(worker, name, *index)
+            else:
+                numbers[at] = deal.unit(worker, name, index[0], index[2])
+    ordered = iter(numbers)
+    queues = tuple(tuple(next(ordered) for _ in queue) for queue in plan.queues)
+    return DealtStep(deal.build.graph(), queues, operations, shape, groups, Pace(plan.flight, plan.sooner))
+
+
+def prove_plan(config: ModelConfig, plan: StepPlan, *, context: int = 0) -> DecodePlan:
+    """Prove a plan and lay it out for the kernel. Raises what deal_plan and prove_dealt raise."""
+    return prove_dealt(deal_plan(config, plan, context=context))
+
+
+def prove_dealt(dealt: DealtStep) -> DecodePlan:
+    """Prove a step that was dealt by a plan, and lay it out for the kernel.
+
+    Where the default proof, by stages, finds a cycle, the exact one, tile by tile, decides. Raises VerificationError
+    with what shows that the plan can't run, UnsupportedError.
+    """
+    try:
+        return dealt.proved()
+    except VerificationError as error:
+        if error.kind != "deadlock":
+            raise
+    return dealt.proved("tile")
+
+
+def _parts(config: ModelConfig, plan: StepPlan) -> tuple[dict[str, AnyOperation], HeadGroups, TileShape]:
+    """Operations, groups of heads and the tiling that a plan asks for."""
+    if plan.splits not in (powers := [1 << i for i in range(MAX_SPLITS.bit_length())]):
+        raise InvalidArgumentError("plan: splits", got=str(plan.splits), allowed=", ".join(map(str, powers)))
+    if plan.slices < 1:
+        raise InvalidArgumentError("plan: slices", got=str(plan.slices), allowed="1 or more")
+    operations, shape, groups = step_parts(
+        config, batch=plan.batch, weight_bytes=WEIGHT_BYTES[plan.weights], splits=plan.splits, slices=plan.slices
+    )
+    if plan.held not in (0, 2, 4) or plan.held > shape.held:
+        held = ", ".join(str(tiles) for tiles in (0, 2, 4) if tiles <= shape.held)
+        raise VerificationError(
+            "memory", f"{plan.held} weight tiles do not fit a thread's registers; {held} do", {"held": plan.held}
+        )
+    if not _SHORTEST_RING <= plan.ring <= shape.ring:
+        taken = plan.ring * shape.slot_bytes
+        raise VerificationError(
+            "memory",
+            f"a ring of {plan.ring} tiles takes {taken:,} bytes of shared memory; {_SHORTEST_RING} to {shape.ring} "
+            f"tiles may be, {shape.ring * shape.slot_bytes:,} bytes are free",
+            {"ring": plan.ring, "bytes": taken, "free": shape.ring * shape.slot_bytes},
+        )
+    if not 1 <= plan.flight <= plan.ring or plan.sooner >= plan.ring:
+        got = f"flight {plan.flight}, sooner {plan.sooner}"
+        raise InvalidArgumentError("plan: pace", got=got, allowed=f"flight 1 to {plan.ring}, sooner below {plan.ring}")
+    return operations, groups, TileShape(**{**vars(shape), "held": plan.held, "ring": plan.ring})
+
+
+def _text(task: Task, operations: Mapping[str, AnyOperation]) -> str:
+    operation, (first, blocks, part) = operations[task.name], task.index
+    if isinstance(operation, Operation):
+        run = f"{task.name} {first}" + (f"-{first + blocks - 1}" if blocks > 1 else "")
+        return run + (f" slice {part}" if operation.weight is not None and operation.slices > 1 else "")
+    return f"{task.name} {first} {'split' if isinstance(operation, Attention) else 'part'} {part}"
+
+
+def _task_of(text: str, worker: int, operations: Mapping[str, AnyOperation]) -> tuple[str, _Index, int]:
+    """The operation's name, the task's index and its worker."""
+    found = _TASK.fullmatch(text)
+    where = f"plan: queue {worker}"
+    if found is None:
+        allowed = "as 'qkv0 12-17', 'down0 3 slice 1', 'attend0 5 split 2'"
+        raise InvalidArgumentError(where, got=shown(text), allowed=allowed)
+    name, first, last, kind, part = found[1], int(found[2]), int(found[3] or found[2]), found[4], int(found[5] or 0)
+    if name not in operations:
+        raise InvalidArgumentError(where, got=shown(text), allowed=f"tasks of {', '.join(list(operations)[:6])}, ...")
+    operation = operations[name]
+    if isinstance(operation, Operation):
+        right = (None, "slice") if operation.weight is not None else (None,)
+    else:
+        right = ("split",) if isinstance(operation, Attention) else ("part",)
+    if kind not in right or last < first or (last > first and not isinstance(operation, Operation)):
+        allowed = "row blocks from the first to the last" if isinstance(operation, Operation) else f"one {right[0]}"
+        raise InvalidArgumentError(where, got=shown(text), allowed=allowed)
+    return name, (first, last - first + 1, part), worker
+
+
+def _check_once(deal: Deal, name: str, tasks: Sequence[tuple[_Index, int]]) -> None:
+    """Refuse an operation of which a part is missing, planned twice, or not there. Raises VerificationError."""
+    operation = deal.operations[name]
+    if isinstance(operation, Operation):
+        count = operation.rows // deal.height(operation)
+        parts = range(1 if operation.weight is None else operation.slices)
+        wanted = {(block, part) for part in parts for block in range(count)}
+        what, of = "row block" if operation.weight is not None else "piece", "slice"
+    else:
+        wanted, what = set(deal.units_of(name)), "unit"
+        of = "split" if isinstance(operation, Attention) else "part"
+    made = sorted((at, index[2], worker) for index, worker in tasks for at in range(index[0], index[0] + index[1]))
+    planned: dict[tuple[int, int], list[int]] = {}
+    for (at, part), group in groupby(made, key=lambda entry: entry[:2]):
+        planned[at, part] = [worker for _, _, worker in group]
+    wrong = wanted ^ planned.keys() | {key for key, workers in planned.items() if len(workers) > 1}
+    if not wrong:
+        return
+    at, part = min(wrong)
+    workers = planned.get((at, part), [])
+    said = "workers " + ", ".join(map(str, workers)) if workers else "no worker"
+    more = "" if (at, part) in wanted else ", but there is none"
+    witness = {"operation": name, what: at, of: part, "workers": workers}
+    raise VerificationError("once", f"{what} {at} of {name}, {of} {part}, is planned by {said}{more}", witness)
+
+
+def check_plan_fits(plan: StepPlan, *, batch: int, weights: str, workers: int) -> None:
+    """Refuse a plan for other sequences, another weight format or a larger GPU. Raises UnsupportedError."""
+    padded = 1 << (batch - 1).bit_length()
+    wanted = {"batch": (plan.batch, padded), "weights": (plan.weights, weights)}
+    for name, (has, needs) in wanted.items():
+        if has != needs:
+            raise UnsupportedError(f"plan: {name}", got=str(has), allowed=str(needs))
+    if plan.workers > workers:
+        raise UnsupportedError("plan: workers", got=str(plan.workers), allowed=f"up to {workers}, the GPU's SMs")
