@@ -36,6 +36,16 @@ WEIGHT_BYTES: dict[str, float] = {"16-bit": 2} | {
 """Bytes of a weight in a stream, by the format's name; 16-bit: as it is."""
 
 
+def find_format(name: str) -> WeightFormat | None:
+    """The format of a name in WEIGHT_BYTES; None for 16 bits."""
+    return {COMPACT.name: COMPACT, **ROUNDINGS}.get(name)
+
+
+def name_of(found: WeightFormat | None) -> str:
+    """A format's name in WEIGHT_BYTES. found: None for 16 bits."""
+    return "16-bit" if found is None else found.name
+
+
 def find_rounding(name: object) -> Rounding | None:
     """Find a one-byte format by name; None for None. Raises InvalidArgumentError."""
     if name is None:

@@ -57,6 +57,10 @@ Compact = Annotated[
         help="With the wave: bfloat16 matrices in 13 bits a weight, the same numbers. Default: wherever it can be.",
     ),
 ]
+Plan = Annotated[
+    Path | None,
+    typer.Option("--plan", metavar="FILE", help="Decode by this plan of a step, which `tiles plan` has written."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Print load time, time to first token and tokens/s on stderr.")]
 Ledger = Annotated[
@@ -87,6 +91,7 @@ class Loading(ModelOptions):
     tokenizer: Tokenizer = None
     enforce_eager: EnforceEager = False
     keep_unpacked: KeepUnpacked = None
+    plan: Plan = None
 
 
 def chosen(call: typer.Context, names: Collection[str] | None = None) -> dict[str, Any]:

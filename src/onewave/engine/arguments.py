@@ -38,6 +38,7 @@ class EngineOptions:
     keep_unpacked: bool | None = None
     quantization: str | None = None
     compact: bool | None = None
+    plan: str | os.PathLike[str] | None = None
     progress: bool = False
 
     def __post_init__(self) -> None:
@@ -53,6 +54,8 @@ class EngineOptions:
         flag("progress", self.progress)
         if self.tokenizer is not None:
             check_place("tokenizer", self.tokenizer)
+        if self.plan is not None:
+            check_place("plan", self.plan, "the file of a decode step's plan")
         check_device(self.device)
         check_decode(self.decode, enforce_eager=self.enforce_eager)
         check_dtype(self.dtype)
@@ -60,15 +63,23 @@ class EngineOptions:
     @property
     def needs_gpu(self) -> bool:
         """Whether they name what runs on a GPU alone, so that without one they are refused."""
-        return self.device.startswith("cuda") or self.decode in ("wave", "graph") or self.compact is True
+        return (
+            self.device.startswith("cuda")
+            or self.decode in ("wave", "graph")
+            or self.compact is True
+            or self.plan is not None
+        )
 
 
-def check_place(name: str, place: str | os.PathLike[str]) -> None:
-    """Raises InvalidArgumentError unless it can be where a model or a tokenizer is."""
+def check_place(
+    name: str,
+    place: str | os.PathLike[str],
+    allowed: str = "a directory, a GGUF file, an alias, or a Hugging Face id",
+) -> None:
+    """Raises InvalidArgumentError unless it can be where a model, a tokenizer or a file is."""
     named = isinstance(place, (str, os.PathLike))  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
     text = os.fspath(place) if named else None
     if not isinstance(text, str) or not text.strip():
-        allowed = "a directory, a GGUF file, an alias, or a Hugging Face id"
         raise InvalidArgumentError(name, got=shown(place), allowed=allowed)
 
 

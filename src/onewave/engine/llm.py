@@ -76,6 +76,8 @@ class LLM:
     compact: with the wave, keep bfloat16 matrices in thirteen bits a weight, without loss, so that a token reads a
     fifth less. None: wherever it can be; a line is logged if a model has weights that it can't. True: or an error.
     `compact` of a loaded model says whether it has.
+    plan: the file of a decode step's plan that the wave runs instead of its own (`onewave tiles plan`): proved first,
+    and never left for another one. It is for as many sequences and for the weight format that the model is loaded with.
     progress: draw progress bars on stderr while loading.
 
     A context manager; `close()` frees the model. May be called from several threads: their requests run together.
@@ -100,6 +102,7 @@ class LLM:
         keep_unpacked: bool | None = None,
         quantization: str | None = None,
         compact: bool | None = None,
+        plan: str | PathLike[str] | None = None,
         progress: bool = False,
     ) -> None:
         check_place("model", model)
@@ -118,11 +121,12 @@ class LLM:
             keep_unpacked=keep_unpacked,
             quantization=quantization,
             compact=compact,
+            plan=plan,
             progress=progress,
         )
         self.device = choose_device(device)
         check_dtype_on(dtype, self.device)
-        path = choose_decode(decode, enforce_eager=enforce_eager, device=self.device)
+        path = choose_decode(decode, enforce_eager=enforce_eager, device=self.device, planned=plan is not None)
         check_compact(compact, quantization, decode=path, dtype=None)
         settings = Settings.from_env()
         location = resolve(model, settings, revision=revision, load_format=load_format, progress=progress)

@@ -33,6 +33,7 @@ from onewave.wave.plan.deal import Deal
 from onewave.wave.plan.layout import MAX_SPLITS, TileShape
 from onewave.wave.plan.operations import AnyOperation, Attention, HeadGroups, Operation
 from onewave.wave.plan.pace import Pace
+from onewave.wave.plan.program import WaveProgram
 
 MAX_FILE_BYTES = 64 << 20
 """Larger files are refused."""
@@ -284,12 +285,16 @@ def _check_once(deal: Deal, name: str, tasks: Sequence[tuple[_Index, int]]) -> N
     raise VerificationError("once", f"{what} {at} of {name}, {of} {part}, is planned by {said}{more}", witness)
 
 
-def check_plan_fits(plan: StepPlan, *, batch: int, weights: str, workers: int) -> None:
-    """Refuse a plan for other sequences, another weight format or a larger GPU. Raises UnsupportedError."""
+def check_plan_fits(plan: StepPlan, *, batch: int, weights: str) -> None:
+    """Refuse a plan for other sequences or another weight format. Raises UnsupportedError."""
     padded = 1 << (batch - 1).bit_length()
-    wanted = {"batch": (plan.batch, padded), "weights": (plan.weights, weights)}
-    for name, (has, needs) in wanted.items():
-        if has != needs:
-            raise UnsupportedError(f"plan: {name}", got=str(has), allowed=str(needs))
-    if plan.workers > workers:
-        raise UnsupportedError("plan: workers", got=str(plan.workers), allowed=f"up to {workers}, the GPU's SMs")
+    if plan.batch != padded:
+        got, allowed = f"{plan.batch} at once", f"{padded}, which {batch} sequences take"
+        raise UnsupportedError("plan", got=got, allowed=allowed, next=f"Load the model with max_num_seqs={plan.batch}.")
+    if plan.weights != weights:
+        raise UnsupportedError("plan", got=f"{plan.weights} weights", allowed=f"{weights}, as the model is loaded")
+
+
+def plan_file_program(config: ModelConfig, plan: StepPlan) -> WaveProgram:
+    """Return prove_plan's program alone."""
+    return prove_plan(config, plan).program

@@ -122,7 +122,7 @@ def test_a_residual_stream_that_changes_its_worker_is_refused() -> None:
         build_program(graph, lowered(deal, 2), operations, shape)
 
     program([4, 4])
-    with pytest.raises(VerificationError, match="hand-off: .* of residual"):
+    with pytest.raises(VerificationError, match=r"hand-off: .* of residual"):
         program([5, 3])
 
 

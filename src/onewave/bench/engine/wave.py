@@ -32,6 +32,8 @@ class WaveResult:
     """Seconds a step. step_bytes: weights and cache that a step reads. difference: of the self-check, for the wave; for
     torch.compile's step, from the plain operators' logits, over the largest. page: keys of a page, where the cache is
     paged. weights: what the wave keeps them as, if not as they are. hops: hand-offs that a step of the wave waits for.
+    plan: a name, of another plan than the wave's own. predicted: seconds, by simulation. same_bits: whether the logits
+    are bitwise those of the wave's own plan.
     """
 
     path: str
@@ -43,6 +45,9 @@ class WaveResult:
     page: int | None = None
     weights: str | None = None
     hops: int | None = None
+    plan: str | None = None
+    predicted: float | None = None
+    same_bits: bool | None = None
 
     @property
     def gigabytes_per_second(self) -> float:
@@ -72,6 +77,10 @@ class WaveResult:
             extra |= {"hops": self.hops, "us_per_hop": self.microseconds_per_hop(ceiling)}
         if self.page is not None:
             extra |= {"page_size": self.page}
+        if self.plan is not None:
+            extra |= {"plan": self.plan, "same_bits": self.same_bits}
+        if self.predicted is not None:
+            extra |= {"predicted_ms": self.predicted * 1e3}
         return Measurement(model, "decode_step", "ms", self.seconds.scaled(1e3), ceiling, extra)
 
 

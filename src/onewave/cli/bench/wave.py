@@ -12,6 +12,7 @@ from onewave.base.errors import CapacityError, InvalidArgumentError, OnewaveErro
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import find_rounding
 from onewave.cli import options
+from onewave.cli.bench.plans import time_plans
 from onewave.cli.bench.report import Reps, Results, ceiling_line, make_current, name_of, numbers, show_status
 from onewave.cli.output import table, write_file
 from onewave.cli.tiles.tables import timeline_table
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 
 def wave(
+    call: typer.Context,
     *,
     model: options.Model = "llama-3.2-1b",
     batch_size: Annotated[str, typer.Option("--batch-size", help="Sequences at once; several: 1,8.")] = "1",
@@ -48,9 +50,25 @@ def wave(
     torch_compile: Annotated[
         bool, typer.Option("--torch-compile", help="Also time what torch.compile makes of PyTorch's operators.")
     ] = False,
+    plan: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--plan", metavar="FILE", help="Instead, time the step by this plan beside the wave's own. Repeatable."
+        ),
+    ] = None,
+    plans: Annotated[
+        Path | None, typer.Option("--plans", metavar="DIR", help="The same for every plan in a directory.")
+    ] = None,
     out: Results,
 ) -> None:
-    """Time a whole decode step as one launch and as a CUDA graph of plain operators, in one process."""
+    """Time a whole decode step as one launch and as a CUDA graph of plain operators, in one process.
+
+    With --plan or --plans: the step by each plan, in turns, beside the predicted time, and whether the bits are the
+    same. The plans name the model, its weights' format and the sequences.
+    """
+    if plan or plans is not None:
+        time_plans(call, plan or [], plans, trace, out)
+        return
     if torch_compile and quantization is not None:
         allowed = "16-bit weights"
         raise InvalidArgumentError("--torch-compile", got=f"--quantization {quantization}", allowed=allowed)

@@ -12,7 +12,7 @@ import torch
 from onewave.base.device import current_device
 from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError, shown
 from onewave.base.settings import Settings
-from onewave.base.weight_formats import COMPACT, WeightFormat, find_rounding
+from onewave.base.weight_formats import COMPACT, WeightFormat, find_rounding, name_of
 from onewave.engine.arguments import DTYPES, EngineOptions, check_decode, check_device, whole
 from onewave.engine.load.options import LoadOptions
 from onewave.weights.fetch.sources import ModelLocation, resolve
@@ -20,6 +20,7 @@ from onewave.weights.fetch.sources import ModelLocation, resolve
 if TYPE_CHECKING:
     from onewave.engine.text.tokenizer import Tokenizer
     from onewave.models.config.model_config import ModelConfig
+    from onewave.models.step_plan import StepPlan
 
 _WAVE_PATHS = ("auto", "wave")
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
@@ -33,6 +34,12 @@ def resolve_load(
     Raises InvalidArgumentError, UnsupportedError.
     """
     dtype = choose_dtype(asked.dtype, config, device)
+    weight_format = choose_weight_format(asked.quantization, asked.compact, dtype=dtype, decode=decode)
+    plan = None if asked.plan is None else open_plan(asked.plan)
+    if plan is not None:
+        from onewave.models.step_plan import check_plan_fits
+
+        check_plan_fits(plan, batch=asked.max_num_seqs, weights=name_of(weight_format))
     return LoadOptions(
         dtype=dtype,
         device=device,
@@ -42,19 +49,39 @@ def resolve_load(
         load_format=asked.load_format,
         seed=asked.seed,
         keep_unpacked=asked.keep_unpacked,
-        weight_format=choose_weight_format(asked.quantization, asked.compact, dtype=dtype, decode=decode),
-        insists=asked.compact is True,
+        weight_format=weight_format,
+        insists=asked.compact is True or plan is not None,
+        plan=plan,
         progress=asked.progress,
     )
 
 
-def choose_decode(decode: str, *, enforce_eager: bool, device: torch.device) -> str:
+def open_plan(file: str | PathLike[str]) -> StepPlan:
+    """Read a decode step's plan. Raises InvalidArgumentError."""
+    from onewave.models.step_plan import read_plan
+
+    try:
+        text = Path(file).read_bytes()
+    except (OSError, ValueError) as error:
+        got = f"{shown(os.fspath(file))}: {str(error)[:100]}"
+        raise InvalidArgumentError("plan", got=got, allowed="a file that `onewave tiles plan` has written") from error
+    return read_plan(text)
+
+
+def choose_decode(decode: str, *, enforce_eager: bool, device: torch.device, planned: bool = False) -> str:
     """auto | wave | graph | eager from what was asked for; only auto depends on the device.
 
-    auto stays auto on a GPU, where the model decides between wave and graph, and is eager on a CPU.
-    Raises InvalidArgumentError, UnsupportedError.
+    auto stays auto on a GPU, where the model decides between wave and graph, and is eager on a CPU. planned: a plan was
+    named, which only the wave runs. Raises InvalidArgumentError, UnsupportedError.
     """
     check_decode(decode, enforce_eager=enforce_eager)
+    if planned:
+        if enforce_eager or decode not in _WAVE_PATHS:
+            got = f"with {'enforce_eager' if enforce_eager else f'decode={decode!r}'}"
+            raise InvalidArgumentError("plan", got=got, allowed='decode="wave"')
+        if device.type != "cuda":
+            raise UnsupportedError("plan", got=str(device), allowed="a CUDA GPU", next="Leave it out.")
+        decode = "wave"
     if decode == "auto":
         return "eager" if enforce_eager or device.type != "cuda" else "auto"
     if decode != "eager" and device.type != "cuda":

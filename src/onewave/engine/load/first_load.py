@@ -63,15 +63,15 @@ def _may_plan(path: str, config: ModelConfig, options: LoadOptions) -> bool:
         return False
     if unsupported_because(config, batch) is not None:
         return False
+    if options.plan is not None:
+        return True
     return not planned_before(config, batch=batch, cache_dir=options.cache_dir, weight_bytes=options.weight_bytes)
 
 
 def plan_and_compile(config: ModelConfig, options: LoadOptions, workers: int) -> WaveProgram:
     """Plan a model's step for so many workers, and meanwhile, with options.compilers, compile its kernel and what the
     self-check and the sampler launch. What fails to compile is compiled when it is needed. Raises UnsupportedError."""
-    from onewave.models.llama_plan import plan_program
-
-    job = partial(plan_program, config, batch=options.max_num_seqs, workers=workers, weight_bytes=options.weight_bytes)
+    job = _planning(config, options, workers)
     pool = options.compilers
     if pool is None:
         return job()
@@ -88,6 +88,16 @@ def plan_and_compile(config: ModelConfig, options: LoadOptions, workers: int) ->
     finally:
         if options.device.type == "cuda":
             torch.cuda.empty_cache()  # which has kept memory for the threads' streams
+
+
+def _planning(config: ModelConfig, options: LoadOptions, workers: int) -> Callable[[], WaveProgram]:
+    from onewave.models.llama_plan import plan_program
+    from onewave.models.step_plan import plan_file_program
+
+    if options.plan is not None:
+        return partial(plan_file_program, config, options.plan)
+    batch, width = options.max_num_seqs, options.weight_bytes
+    return partial(plan_program, config, batch=batch, workers=workers, weight_bytes=width)
 
 
 def _compile(config: ModelConfig, options: LoadOptions) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import Rounding, WeightFormat
 from onewave.models.config.model_config import ModelConfig
+
+if TYPE_CHECKING:
+    from onewave.models.step_plan import StepPlan
 
 
 def _default_cache_dir() -> Path:
@@ -21,12 +25,12 @@ def _default_cache_dir() -> Path:
 class LoadOptions:
     """How a model is loaded.
 
-    dtype: bf16|fp16|fp32 of weights and activations. max_num_seqs: rows of a decode step. max_model_len: positions with
-    rotary angles; None: the model's own. cache_dir: of finished programs. seed: of dummy weights.
-    keep_unpacked: keep the matrices that prefill has unpacked; None: where they take at most half of the free memory,
-    and never rounded ones, which are there to save memory.
-    weight_format: of the matrices; None: as they are. insists: on that format; otherwise weights that it can't hold
-    stay as they are. progress: draw a bar on stderr. compilers: the processes that `warm_up` has begun.
+    dtype: bf16|fp16|fp32 of weights and activations. max_num_seqs: rows of a decode step. max_model_len: positions
+    with rotary angles; None: the model's own. cache_dir: of finished programs. seed: of dummy weights.
+    keep_unpacked: keep the matrices that prefill has unpacked; None: where they take at most half of the free
+    memory, and never rounded ones, which are there to save memory. weight_format: of the matrices; None: as they
+    are. insists: on that format; otherwise weights that it can't hold stay as they are. plan: of the decode step;
+    None: the wave's own. progress: draw a bar on stderr. compilers: the processes that `warm_up` has begun.
     """
 
     dtype: torch.dtype
@@ -39,6 +43,7 @@ class LoadOptions:
     keep_unpacked: bool | None = None
     weight_format: WeightFormat | None = None
     insists: bool = False
+    plan: StepPlan | None = None
     progress: bool = False
     compilers: ProcessPoolExecutor | None = None
 

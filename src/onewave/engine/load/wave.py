@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from onewave.base.errors import OutOfReachError
+from onewave.base.errors import OutOfReachError, UnsupportedError
 from onewave.engine.load.checkpoint import open_parts
 from onewave.engine.load.first_load import plan_and_compile
 from onewave.engine.load.load import in_short
@@ -86,7 +86,14 @@ def _has_room(stream: WeightStream) -> bool:
 def _program(config: ModelConfig, options: LoadOptions) -> WaveProgram:
     """The step's program, from the cache; where it is not there, kernels compile while it is planned."""
     batch, width = options.max_num_seqs, options.weight_bytes
-    workers = workers_for(config, batch=batch, available=launch.co_resident(options.device), weight_bytes=width)
+    available = launch.co_resident(options.device)
+    if options.plan is not None:
+        workers = options.plan.workers
+        if workers > available:
+            raise UnsupportedError("plan: workers", got=str(workers), allowed=f"up to {available}, the GPU's SMs")
+        # A changed plan is proved at each load.
+        return plan_and_compile(config, options, workers)
+    workers = workers_for(config, batch=batch, available=available, weight_bytes=width)
     path = program_path(config, batch=batch, workers=workers, cache_dir=options.cache_dir, weight_bytes=width)
     found = load_program(path)
     if found is None:

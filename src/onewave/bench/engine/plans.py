@@ -1,0 +1,109 @@
+"""Plans of one decode step side by side, on one cache: measured in turns, predicted, and compared bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onewave.bench.clock import recorded, time_in_rounds
+from onewave.bench.engine.latency import decode_weight_bytes, kv_bytes_read
+from onewave.bench.engine.wave import WaveCase, WaveResult
+from onewave.engine.load.self_check import self_check
+from onewave.engine.load.streamed import StreamedModel
+from onewave.models.decode_wave import DecodeWave
+from onewave.models.llama_plan import DecodePlan, hand_offs
+from onewave.models.wave_prediction import kept_costs, predict_plan
+from onewave.tiles.sim.trace import Trace
+
+OWN = "the wave's own"
+"""The name of the plan that the wave makes by itself."""
+
+
+@torch.inference_mode()
+def measure_plans(
+    load: Callable[[str], StreamedModel],
+    plans: Mapping[str, DecodePlan],
+    case: WaveCase,
+    *,
+    rounds: int,
+    show: Callable[[str], None] = lambda text: None,
+) -> tuple[list[WaveResult], dict[str, Trace]]:
+    """Time one decode step by each plan, in turns, and say whether its logits are bitwise those of the first.
+
+    load: a model packed for the plan of that name. plans: proved, OWN among them and first. Returns the results and,
+    where the case is traced, a trace of each.
+    """
+    batch, context = case.batch, case.context
+    runs: dict[str, tuple[Callable[[], object], int]] = {}
+    found: dict[str, tuple[Tensor, float, StreamedModel]] = {}
+    waves: dict[str, DecodeWave] = {}
+    inputs: tuple[Tensor, Tensor, Tensor] | None = None
+    kv = None
+    for name in plans:
+        show(f"loading for {name}")
+        made = load(name)
+        model, device = made.model, made.model.device
+        wave = waves[name] = DecodeWave(model, batch=batch, stream=made.stream)
+        difference = self_check(model, wave, batch)
+        wave.wave.check()
+        if kv is None or inputs is None:
+            kv = model.new_cache(num_slots=batch, capacity=context + 1)
+            kv.k.normal_()
+            kv.v.normal_()
+            rows = torch.arange(batch, device=device)
+            inputs = rows, torch.full_like(rows, context), rows.clone()
+        wave.bind_cache(kv)
+        logits = wave(*inputs).clone()
+        found[name] = logits, difference, made
+        out = torch.empty_like(logits)
+
+        def step(wave: DecodeWave = wave, out: Tensor = out, inputs: tuple[Tensor, ...] = inputs) -> Tensor:
+            return wave.wave.decode(*inputs, out)
+
+        runs[name] = recorded([step], device), 1
+    assert inputs is not None
+    show("timing the plans")
+    first, _, made = next(iter(found.values()))
+    device, config = made.model.device, made.model.config
+    seconds = time_in_rounds(runs, device, rounds=rounds)
+    weight_format = made.stream.weight_format
+    width = 2 if weight_format is None else weight_format.weight_bytes
+    kv_bytes = batch * kv_bytes_read(config, made.model.dtype, context)
+    hops, costs = hand_offs(config, batch=batch, context=context, weight_bytes=width), kept_costs()
+    results = [
+        WaveResult(
+            "wave",
+            batch,
+            context,
+            seconds[name],
+            decode_weight_bytes(each.model.weights, unpacked=False, stream=each.stream) + kv_bytes,
+            difference=difference,
+            weights=None if weight_format is None else weight_format.name,
+            hops=hops,
+            plan=name,
+            predicted=predict_plan(plans[name], costs, batch=batch).makespan * 1e-9,
+            same_bits=bool(torch.equal(logits, first)),
+        )
+        for name, (logits, difference, each) in found.items()
+    ]
+    traces = {}
+    if case.traced:
+        logits = torch.empty_like(first)
+        traces = {name: wave.wave.trace_decode(*inputs, logits) for name, wave in waves.items()}
+    for wave in waves.values():
+        wave.wave.check()
+    return results, traces
+
+
+def rank_correlation(results: Sequence[WaveResult]) -> float | None:
+    """Spearman's correlation of predicted and measured time; None for fewer than three plans."""
+    if len(results) < 3:
+        return None
+    ranks = [
+        np.argsort(np.argsort(values)).astype(float)
+        for values in ([result.predicted or 0.0 for result in results], [result.seconds.p50 for result in results])
+    ]
+    return float(np.corrcoef(*ranks)[0, 1])
