@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
-
-import numpy as np
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.memory.allocator import ALIGNMENT
+
+_STRETCHES = 1024
 
 
 class Lifetime(NamedTuple):
@@ -38,30 +39,42 @@ def plan_offsets(values: Sequence[Lifetime]) -> Plan:
     for value in values:
         if value.num_bytes < 0 or value.last < value.first:
             raise InvalidArgumentError("lifetime", got=str(value), allowed="num_bytes >= 0, first <= last")
-    sizes = np.array([-(-value.num_bytes // ALIGNMENT) * ALIGNMENT for value in values], dtype=np.int64)
-    first, last = (np.array([value[part] for value in values], dtype=np.int64) for part in (1, 2))
-    offsets = np.zeros(len(values), dtype=np.int64)
-    # Placed ones in the order of their offsets, so that gaps are found in one pass.
-    placed = np.empty(0, dtype=np.int64)
-    for index in np.argsort(-sizes, kind="stable"):
-        beside = placed[(first[placed] <= last[index]) & (first[index] <= last[placed])]
-        begins = offsets[beside]
-        # Where all before each one end; the last entry: where all end.
-        free = np.concatenate(([0], np.maximum.accumulate(begins + sizes[beside])))
-        gaps = begins - free[:-1]
-        fitting = np.flatnonzero(gaps >= sizes[index])
-        offsets[index] = free[fitting[np.argmin(gaps[fitting])]] if len(fitting) else free[-1]
-        placed = np.insert(placed, np.searchsorted(offsets[placed], offsets[index]), index)
-    total = int((offsets + sizes).max(initial=0))
-    return Plan(tuple(offsets.tolist()), total, _peak_of(sizes, first, last))
+    sizes = [-(-value.num_bytes // ALIGNMENT) * ALIGNMENT for value in values]
+    offsets = [0] * len(values)
+    begin, end = min((v.first for v in values), default=0), max((v.last for v in values), default=0)
+    # Placed values by the stretches of time that they live in: most live in one or two.
+    stretch = max(1, (end - begin) // _STRETCHES)
+    placed: list[list[int]] = [[] for _ in range((end - begin) // stretch + 1)]
+    for index in sorted(range(len(values)), key=lambda index: -sizes[index]):
+        value = values[index]
+        stretches = placed[(value.first - begin) // stretch : (value.last - begin) // stretch + 1]
+        beside = {
+            (offsets[other], sizes[other])
+            for stretch_of in stretches
+            for other in stretch_of
+            if values[other].first <= value.last and value.first <= values[other].last
+        }
+        offsets[index] = _narrowest_gap(sorted(beside), sizes[index])
+        for stretch_of in stretches:
+            stretch_of.append(index)
+    total = max((offset + size for offset, size in zip(offsets, sizes, strict=True)), default=0)
+    return Plan(tuple(offsets), total, _peak_of(values, sizes))
 
 
-def _peak_of(
-    sizes: np.ndarray[tuple[int], np.dtype[np.int64]],
-    first: np.ndarray[tuple[int], np.dtype[np.int64]],
-    last: np.ndarray[tuple[int], np.dtype[np.int64]],
-) -> int:
+def _narrowest_gap(taken: list[tuple[int, int]], size: int) -> int:
+    """The offset of the narrowest gap between (offset, size) pairs that holds `size`, or of what lies behind all."""
+    best, best_gap, free = None, 0, 0
+    for offset, length in taken:
+        gap = offset - free
+        if gap >= size and (best is None or gap < best_gap):
+            best, best_gap = free, gap
+        free = max(free, offset + length)
+    return free if best is None else best
+
+
+def _peak_of(values: Sequence[Lifetime], sizes: Sequence[int]) -> int:
+    """The most bytes that live at one step."""
     # At a step values begin before those of the step before have ended.
-    steps = np.concatenate((2 * first, 2 * last + 1))
-    changes = np.concatenate((sizes, -sizes))
-    return int(np.cumsum(changes[np.argsort(steps, kind="stable")]).max(initial=0))
+    changes = [(2 * value.first, size) for value, size in zip(values, sizes, strict=True)]
+    changes += [(2 * value.last + 1, -size) for value, size in zip(values, sizes, strict=True)]
+    return max(accumulate(size for _, size in sorted(changes)), default=0)
