@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from onewave.base.blocks import BLOCK_FORMATS
 from onewave.base.errors import UnsupportedError
 from onewave.base.gguf_types import GGUF_TYPES, gguf_type_named
 from onewave.base.quantized import QuantizedRows
@@ -17,7 +18,7 @@ QUANTIZED = [kind.name for kind in GGUF_TYPES.values() if kind.is_quantized]
 def random_rows(qtype: str, rows: int, blocks: int, seed: int = 0) -> QuantizedRows:
     """Return rows of random bytes whose leading scales, where the format has them, are finite."""
     kind = gguf_type_named(qtype)
-    halves = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 1}.get(qtype, 0)
+    halves = {"Q4_0": 1, "Q4_1": 2, "Q5_0": 1, "Q5_1": 2, "Q8_0": 1, "Q4_K": 2, "Q5_K": 2}.get(qtype, 0)
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, (rows * blocks, kind.block_bytes), dtype=np.uint8)
     data[:, : 2 * halves] = rng.normal(size=(rows * blocks, halves)).astype("<f2").view(np.uint8)
@@ -40,7 +41,7 @@ def test_every_type_expands_as_the_gguf_library_does(qtype):
         assert np.array_equal(ours, with_gguf(rows), equal_nan=True)
 
 
-@pytest.mark.parametrize("qtype", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("qtype", ["Q4_0", "Q8_0", "Q5_K"])
 def test_a_matrix_larger_than_one_chunk_expands_the_same(qtype):
     rows = random_rows(qtype, 301, 9)
     assert np.array_equal(rows.dequantize(), with_gguf(rows))
@@ -48,15 +49,15 @@ def test_a_matrix_larger_than_one_chunk_expands_the_same(qtype):
 
 def test_the_common_types_need_no_gguf_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    for qtype in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"):
+    for qtype in ("F32", "F16", "BF16", *BLOCK_FORMATS):
         with np.errstate(all="ignore"):
             random_rows(qtype, 2, 3).dequantize()
 
 
 def test_other_types_without_the_gguf_library_say_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(UnsupportedError, match=r"Q6_K.*pip install gguf"):
-        random_rows("Q6_K", 1, 1).dequantize()
+    with pytest.raises(UnsupportedError, match=r"Q2_K.*pip install gguf"):
+        random_rows("Q2_K", 1, 1).dequantize()
 
 
 def test_a_type_that_the_gguf_library_does_not_know_is_refused():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from onewave.base.blocks import BLOCK_FORMATS, open_blocks
 from onewave.base.errors import UnsupportedError
 from onewave.base.gguf_types import gguf_type_named
 
@@ -61,33 +62,6 @@ def dequantize_rows(data: _Bytes, qtype: str) -> _Floats:
     return out
 
 
-def _half(blocks: _Bytes, start: int) -> _Floats:
-    """Return the float16 stored at byte `start` of each block as float32 [blocks, 1]."""
-    return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
-
-
-def _unpack_nibbles(packed: _Bytes, out: _Floats) -> None:
-    """Write 16 bytes' low nibbles to elements 0..15 of each block and their high nibbles to 16..31."""
-    np.bitwise_and(packed, 15, out=out[:, :16], casting="unsafe")
-    np.right_shift(packed, 4, out=out[:, 16:], casting="unsafe")
-
-
-def _q4_0(blocks: _Bytes, out: _Floats) -> None:
-    _unpack_nibbles(blocks[:, 2:], out)
-    out -= 8
-    out *= _half(blocks, 0)
-
-
-def _q4_1(blocks: _Bytes, out: _Floats) -> None:
-    _unpack_nibbles(blocks[:, 4:], out)
-    out *= _half(blocks, 0)
-    out += _half(blocks, 2)
-
-
-def _q8_0(blocks: _Bytes, out: _Floats) -> None:
-    np.multiply(blocks[:, 2:].view(np.int8), _half(blocks, 0), out=out)
-
-
 def _f16(blocks: _Bytes, out: _Floats) -> None:
     out[:] = blocks.view("<f2")
 
@@ -100,14 +74,18 @@ def _f32(blocks: _Bytes, out: _Floats) -> None:
     out[:] = blocks.view("<f4")
 
 
+def _grouped(qtype: str) -> Callable[[_Bytes, _Floats], None]:
+    def fill(blocks: _Bytes, out: _Floats) -> None:
+        out[:] = open_blocks(blocks, qtype).dequantize()
+
+    return fill
+
+
 _FAST: dict[str, Callable[[_Bytes, _Floats], None]] = {
     "F32": _f32,
     "F16": _f16,
     "BF16": _bf16,
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q8_0": _q8_0,
-}
+} | {name: _grouped(name) for name in BLOCK_FORMATS}
 
 
 def _dequantize_with_gguf(data: _Bytes, qtype: str) -> _Floats:

@@ -1,0 +1,156 @@
+"""Quantised matrices in groups: one code a weight, and a scale, perhaps an offset too, for every group of columns.
+
+Readers of checkpoints make these, and what lays weights out for a device's kernels takes them: neither knows the other.
+
+    value = scale * code                  symmetric
+    value = scale * (code - zero_point)   zero points
+    value = scale * code - minimum        minima
+
+Products are exact in float32 for all formats that files have, so a value is rounded once at most: where a minimum is
+taken away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Codes = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
+Rows = slice | Sequence[int] | npt.NDArray[np.integer]
+
+
+class Code(Enum):
+    """What the bits of a code are."""
+
+    SIGNED = "signed"
+    UNSIGNED = "unsigned"
+    E4M3 = "e4m3"
+
+
+class Offset(Enum):
+    """What a group has beside its scale."""
+
+    NONE = "none"
+    ZERO_POINT = "zero point"
+    MINIMUM = "minimum"
+
+
+@dataclass(frozen=True)
+class GroupFormat:
+    """A number format in groups.
+
+    bits: of a code. group: consecutive columns that share a scale; None: the whole row. offset: what a group has beside
+    its scale. number: of scales and minima as files hold them, "F16", "BF16" or "F32". nested: columns that share such
+    a number where a group's own scale is an integer times it (K-quants), else None. step_bits: of that integer.
+    """
+
+    code: Code
+    bits: int
+    group: int | None
+    offset: Offset = Offset.NONE
+    number: str = "F16"
+    nested: int | None = None
+    step_bits: int = 0
+
+    def groups(self, cols: int) -> int:
+        """Groups of a row."""
+        return 1 if self.group is None else -(-cols // self.group)
+
+    def bits_per_weight(self, cols: int) -> float:
+        """Bits that a weight takes with its share of the scales and offsets, in rows of `cols`."""
+        offsets = 0 if self.offset is Offset.NONE else 1
+        number = 32 if self.number == "F32" else 16
+        groups = self.groups(cols)
+        if self.nested is not None:
+            nested = -(-cols // self.nested)
+            return self.bits + (1 + offsets) * (number * nested + self.step_bits * groups) / cols
+        beside = self.bits if self.offset is Offset.ZERO_POINT else number * offsets
+        return self.bits + (number + beside) * groups / cols
+
+
+@dataclass(frozen=True, eq=False)
+class GroupNumbers:
+    """One number for each group of each row: base, or base times steps.
+
+    base: float32 [rows, n], every number exactly one of the format's `number`. steps: int8|uint8 [rows, groups], n
+    divides groups, or None where n is groups.
+    """
+
+    base: Floats
+    steps: Codes | None = None
+
+    def expand(self) -> Floats:
+        """Return float32 [rows, groups]; a product of 11 and 8 bits is exact."""
+        if self.steps is None:
+            return self.base
+        return np.repeat(self.base, self.steps.shape[1] // self.base.shape[1], axis=1) * self.steps
+
+    def select(self, rows: Rows) -> GroupNumbers:
+        """Return the chosen rows' numbers."""
+        return GroupNumbers(self.base[rows], None if self.steps is None else self.steps[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedMatrix:
+    """A quantised [rows, cols] matrix.
+
+    codes: [rows, cols], one a byte: int8 of signed ones (never with the file's bias: 4 bits are -8..7), uint8 of
+    unsigned ones and of the bits of e4m3. zero_points: uint8|int8 [rows, groups], minima: numbers to take away, each
+    where the format has them. columns: int64 [cols], the matrix's column that column i of the codes is (activation
+    order); None: the same.
+    """
+
+    format: GroupFormat
+    shape: tuple[int, int]
+    codes: Codes
+    scales: GroupNumbers
+    zero_points: Codes | None = None
+    minima: GroupNumbers | None = None
+    columns: npt.NDArray[np.int64] | None = None
+
+    def select(self, rows: Rows) -> GroupedMatrix:
+        """Return the chosen rows, in the order given."""
+        codes = self.codes[rows]
+        return GroupedMatrix(
+            self.format,
+            (codes.shape[0], self.shape[1]),
+            codes,
+            self.scales.select(rows),
+            None if self.zero_points is None else self.zero_points[rows],
+            None if self.minima is None else self.minima.select(rows),
+            self.columns,
+        )
+
+    def dequantize(self) -> Floats:
+        """Return float32 [rows, cols] in the matrix's own order of columns."""
+        rows, cols = self.shape
+        group = self.format.group or cols
+
+        def spread(numbers: Codes | Floats) -> Floats:
+            return np.repeat(numbers.astype(np.float32), group, axis=1)[:, :cols]
+
+        values = e4m3_values()[self.codes] if self.format.code is Code.E4M3 else self.codes.astype(np.float32)
+        if self.zero_points is not None:
+            values -= spread(self.zero_points)
+        values *= spread(self.scales.expand())
+        if self.minima is not None:
+            values -= spread(self.minima.expand())
+        if self.columns is None:
+            return values
+        out = np.empty((rows, cols), np.float32)
+        out[:, self.columns] = values
+        return out
+
+
+def e4m3_values() -> Floats:
+    """Return float32 [256]: what each byte is in e4m3 (finite, NaN at 0x7F and 0xFF). Source: OCP OFP8, 2023."""
+    byte = np.arange(256)
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+    size[byte & 127 == 127] = np.nan
+    return np.where(byte > 127, -size, size).astype(np.float32)
