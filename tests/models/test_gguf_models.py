@@ -44,8 +44,9 @@ MIXES: dict[str, dict[str, str]] = {
     "Q8_0": {"default": "Q8_0"},
     "Q4_0": {"default": "Q4_0"},
     "Q4_1 and Q8_0": {"default": "Q4_1", "embed_tokens": "Q8_0"},
-    "q, k, v of different types": {"default": "Q8_0", "v_proj": "F16", "k_proj": "Q4_1", "up_proj": "Q5_0"},
-    "a type without a CPU kernel": {"default": "Q5_1"},
+    "q, k, v of different types": {"default": "Q8_0", "v_proj": "F16", "k_proj": "Q4_1", "up_proj": "Q5_1"},
+    "Q5_0": {"default": "Q5_0"},
+    "a type without a CPU kernel": {"default": "MXFP4"},
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
@@ -127,18 +128,18 @@ def test_rope_scaling_keys_are_honoured(rope: str, tmp_path: Path) -> None:
     check_same_model(tmp_path, tmp_path / "tiny.gguf", packed=False)
 
 
-def test_weights_of_one_type_stay_packed_and_others_become_float32(tmp_path: Path) -> None:
+def test_every_weight_stays_packed_in_its_own_type(tmp_path: Path) -> None:
     config = config_of("llama", **SIZES)
     save_checkpoint(tmp_path, config)
     convert(tmp_path, tmp_path / "tiny.gguf", "llama", config, MIXES["q, k, v of different types"])
     weights = ours(tmp_path / "tiny.gguf", packed=True).weights
     layer = weights.layers[0]
     kinds = [
-        weight.kind
+        [piece.kind for piece in weight.pieces]
         for weight in (layer.qkv, layer.gate_up, layer.down, weights.head)
         if isinstance(weight, PackedWeight)
     ]
-    assert kinds == ["F32", "F32", "Q8_0", "Q8_0"]
+    assert kinds == [["Q8_0", "Q4_1", "F16"], ["Q8_0", "Q5_1"], ["Q8_0"], ["Q8_0"]]
 
 
 # Metadata alone.

@@ -196,15 +196,17 @@ def test_a_weight_that_is_not_finite_is_refused_by_its_tensors_name(
         ours(tmp_path, dtype, packed=packed)
 
 
-@pytest.mark.parametrize(("kind", "byte"), [("Q4_0", 1), ("Q4_1", 1), ("Q4_1", 3), ("Q8_0", 1)])
+@pytest.mark.parametrize(("kind", "byte"), [("Q4_0", 1), ("Q4_1", 3), ("Q5_1", 1), ("Q4_K", 3), ("Q6_K", 209)])
 def test_blocks_with_a_scale_that_is_not_finite_are_known(kind: str, byte: int) -> None:
     form = FORMATS[kind]
-    data = np.zeros((4, 3 * form.row_bytes), np.uint8)
-    data[:, form.scale_bytes :: form.row_bytes] = 0xFF  # numbers, of which any bits are finite
-    data[2, form.row_bytes + byte] = 0x7B  # float16's largest numbers
-    assert has_finite_scales(QuantizedRows(kind, data, (4, 96)))
-    data[2, form.row_bytes + byte] = 0xFC
-    assert not has_finite_scales(QuantizedRows(kind, data, (4, 96)))
+    data = np.full((12, form.row_bytes), 0xFF, np.uint8)  # numbers, of which any bits are finite
+    for half in form.halves:
+        data[:, half : half + 2] = 0
+    data[7, byte] = 0x7B  # float16's largest numbers
+    stored = QuantizedRows(kind, data.reshape(4, -1), (4, 3 * form.columns))
+    assert has_finite_scales(stored)
+    data[7, byte] = 0xFC
+    assert not has_finite_scales(stored)
 
 
 @pytest.mark.parametrize("error", [None, OutOfReachError("weights", got="not finite")])

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.embedding import embedding
-from onewave.ops.linear import PackedWeight, can_pack, linear, pack, pack_dense
+from onewave.ops.linear import PackedWeight, can_pack, linear, pack, pack_dense, stack
+from onewave.ops.linear.packed import FORMATS
 
 pytest.importorskip("gguf")
 
@@ -30,18 +31,30 @@ def packed(kind: str, rows: int, cols: int) -> tuple[PackedWeight, torch.Tensor]
     if kind in ("BF16", "F16", "F32"):
         dense = torch.from_numpy(values).to({"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[kind])
         return pack_dense(dense), dense.float()
-    quantized = quantize(values, GGMLQuantizationType[kind])
-    return pack(Rows(kind, quantized, (rows, cols))), torch.from_numpy(
-        dequantize(quantized, GGMLQuantizationType[kind])
-    )
+    type_id = GGMLQuantizationType[kind]
+    # The gguf library quantises to no K-quant.
+    quantized = random_k_blocks(kind, rows, cols // 256) if kind in K_KINDS else quantize(values, type_id)
+    return pack(Rows(kind, quantized, (rows, cols))), torch.from_numpy(dequantize(quantized, type_id))
 
 
-KINDS = ["Q4_0", "Q4_1", "Q8_0", "BF16", "F16", "F32"]
+def random_k_blocks(kind: str, rows: int, blocks: int) -> NDArray[np.uint8]:
+    """Any bits of codes and steps, and fp16 numbers of the size that trained models have."""
+    rng = np.random.default_rng(rows)
+    form = FORMATS[kind]
+    data = rng.integers(0, 256, (rows, blocks, form.row_bytes), dtype=np.uint8)
+    for byte in form.halves:
+        data[..., byte : byte + 2] = rng.uniform(1e-5, 1e-3, (rows, blocks, 1)).astype("<f2").view(np.uint8)
+    return data.reshape(rows, -1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("rows", "cols"), [(1, 32), (16, 64), (131, 96), (33, 1536)])
+KINDS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16", "F32"]
+K_KINDS = ["Q4_K", "Q5_K", "Q6_K"]
+
+
+@pytest.mark.parametrize("kind", KINDS + K_KINDS)
+@pytest.mark.parametrize(("rows", "cols"), [(1, 256), (131, 96), (33, 1536)])
 def test_packing_keeps_every_value(kind: str, rows: int, cols: int) -> None:
+    cols = -(-cols // FORMATS[kind].columns) * FORMATS[kind].columns
     weight, dense = packed(kind, rows, cols)
     assert weight.shape == (rows, cols)
     assert torch.equal(weight.dequantize(), dense)
@@ -56,18 +69,20 @@ def test_dense_formats_take_any_width(kind: str) -> None:
     torch.testing.assert_close(linear(x, weight), x @ dense.T, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tokens", [1, 3, 4, 9])
-def test_products_are_float32_exact_and_ignore_the_batch(kind: str, tokens: int) -> None:
-    weight, dense = packed(kind, 131, 160)
-    x = torch.randn(tokens, 160, generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize("kind", KINDS + K_KINDS)
+def test_products_are_float32_exact_and_ignore_the_batch(kind: str) -> None:
+    # 13 tokens: eight, four and one from a room; alone and in pairs straight from the bytes. 352: a chunk and a part.
+    tokens, cols = 13, 768 if kind in K_KINDS else 352
+    weight, dense = packed(kind, 131, cols)
+    x = torch.randn(tokens, cols, generator=torch.Generator().manual_seed(1))
     bias = torch.randn(131, generator=torch.Generator().manual_seed(2))
     out = linear(x, weight, bias)
     exact = x.double() @ dense.double().T + bias.double()
     baseline = (x @ dense.T + bias).double()
     assert (out - exact).abs().max() <= 2 * (baseline - exact).abs().max() + 1e-5
-    for token in range(tokens):
-        assert torch.equal(linear(x[token : token + 1], weight, bias)[0], out[token])
+    for count in (1, 2, 3):
+        for token in range(tokens - count):
+            assert torch.equal(linear(x[token : token + count], weight, bias), out[token : token + count])
 
 
 def test_fp16_scales_below_the_normal_range_are_exact() -> None:
@@ -91,15 +106,26 @@ def test_what_fp16_can_not_hold_stays_infinite_or_nan() -> None:
     assert torch.isinf(linear(torch.ones(1, 32), pack(Rows("Q8_0", data, (16, 32))))).all()
 
 
+def test_pieces_of_several_formats_are_one_matrix_below_another() -> None:
+    parts = [packed(kind, rows, 256) for kind, rows in (("Q4_1", 17), ("Q6_K", 32), ("F16", 5))]
+    weight, dense = stack([part for part, _ in parts]), torch.cat([values for _, values in parts])
+    assert weight.shape == (54, 256)
+    assert torch.equal(weight.dequantize(), dense)
+    some = torch.tensor([50, 0, 20, 16, 17, 49])
+    assert torch.equal(embedding(some, weight), dense[some])
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(linear(x, weight), torch.cat([linear(x, part) for part, _ in parts], dim=1))
+
+
 def test_no_tokens_are_no_rows() -> None:
     weight, _ = packed("Q8_0", 16, 32)
     assert embedding(torch.empty(2, 0, dtype=torch.int64), weight).shape == (2, 0, 32)
 
 
 def test_what_can_not_be_packed_is_refused_by_name() -> None:
-    assert not can_pack("Q6_K")
-    with pytest.raises(UnsupportedError, match=r"Q6_K.*Q4_1"):
-        pack(Rows("Q6_K", np.zeros((1, 210), np.uint8), (1, 256)))
+    assert not can_pack("Q2_K")
+    with pytest.raises(UnsupportedError, match=r"Q2_K.*Q4_1"):
+        pack(Rows("Q2_K", np.zeros((1, 84), np.uint8), (1, 256)))
     with pytest.raises(ShapeError, match="packing Q8_0"):
         pack(Rows("Q8_0", np.zeros((4, 33), np.uint8), (4, 32)))
     weight, _ = packed("Q8_0", 16, 32)

@@ -25,7 +25,7 @@ from onewave.ops.append_kv.reference import append_kv as append_kv_in_torch
 from onewave.ops.decode_attention import decode_attention
 from onewave.ops.decode_attention.reference import decode_attention as decode_attention_in_torch
 from onewave.ops.linear import PackedWeight, linear, pack
-from onewave.ops.linear.packed import BLOCK, FORMATS, LANES
+from onewave.ops.linear.packed import FORMATS, LANES
 from onewave.ops.rms_norm import add_rms_norm
 from onewave.ops.rms_norm.reference import add_rms_norm as add_rms_norm_in_torch
 from onewave.ops.swiglu import swiglu
@@ -80,11 +80,12 @@ class OperatorResult:
 def check_weight_format(config: ModelConfig, weight_format: str) -> None:
     """Refuse, with UnsupportedError, a format of blocks that do not fill a model's rows."""
     for width in (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size):
-        if FORMATS[weight_format].scale_bytes and width % BLOCK:
-            got, others = f"a matrix with rows of {width}", [n for n, form in FORMATS.items() if not form.scale_bytes]
+        form = FORMATS[weight_format]
+        if form.halves and width % form.columns:
+            got, others = f"a matrix with rows of {width}", [n for n, form in FORMATS.items() if not form.halves]
             next = f"Name one of {', '.join(others)}."
             raise UnsupportedError(
-                f"--weight-format {weight_format}", got=got, allowed=f"multiples of {BLOCK}", next=next
+                f"--weight-format {weight_format}", got=got, allowed=f"multiples of {form.columns}", next=next
             )
 
 
@@ -157,7 +158,8 @@ def _linear_trials(make: _Operands, rows: int, cols: int, weight_format: str) ->
         weight, scales = torch.randint(-128, 128, (rows, cols)).to(torch.int8), torch.rand(rows).bfloat16()
         return lambda: torch.ops.aten._weight_int8pack_mm(x, weight, scales)
 
-    yield trial(f"onewave {weight_format}", FORMATS[weight_format].row_bytes / 32, packed)
+    form = FORMATS[weight_format]
+    yield trial(f"onewave {weight_format}", form.row_bytes / form.columns, packed)
     yield trial("torch float32", 4, dense(torch.float32, F.linear))
     yield trial("torch bfloat16", 2, dense(torch.bfloat16, F.linear))
     if cols % 32 == 0:
@@ -208,12 +210,13 @@ def _random_packed(kind: str, rows: int, cols: int) -> PackedWeight:
     """A packed matrix of random values and ordinary scales; float formats hold small numbers."""
     form = FORMATS[kind]
     rng = np.random.default_rng(0)
-    bytes_a_row = cols // BLOCK * form.row_bytes if form.scale_bytes else cols * form.value_bits // 8
+    width = form.row_bytes // form.columns
+    bytes_a_row = cols // form.columns * form.row_bytes if form.halves else cols * width
     data = rng.integers(0, 256, (-(-rows // LANES) * LANES, bytes_a_row), dtype=np.uint8)[:rows]
-    if form.scale_bytes:
+    for byte in form.halves:
         # The high byte of an fp16 scale: about 2^-7.
-        data.reshape(rows, -1, form.row_bytes)[..., 1 : form.scale_bytes : 2] = 0x20
-    else:
+        data.reshape(rows, -1, form.row_bytes)[..., byte + 1] = 0x20
+    if not form.halves:
         # The high byte of a float's sign and exponent: about 2^-1.
-        data[:, form.value_bits // 8 - 1 :: form.value_bits // 8] = 0x3F
+        data[:, width - 1 :: width] = 0x3F
     return pack(QuantizedRows(kind, data, (rows, cols)))

@@ -38,7 +38,7 @@ from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 from onewave.models.names import GGUF, HF, Layout, check_tensors, expected_shapes, hf_layout, layer_part_shapes
 from onewave.models.registry import FAMILIES
 from onewave.ops.attention.checks import check_head_dim
-from onewave.ops.linear import LinearWeight, can_pack, has_finite_scales, pack, pack_dense
+from onewave.ops.linear import LinearWeight, PackedWeight, can_pack, has_finite_scales, pack, pack_dense, stack
 from onewave.weights.fetch.sources import LOAD_FORMATS, ModelLocation
 from onewave.weights.store import WeightStore, quote
 
@@ -245,22 +245,34 @@ class ModelParts:
         """Stack the rows of 2-D tensors into one weight."""
         if not self._packed:
             return self._dense(names, rows)
-        blocks = [self._store.load_quantized(name) for name in names]
-        kinds = {None if block is None else block.qtype for block in blocks}
-        if len(kinds) == 1 and (kind := kinds.pop()) is not None and can_pack(kind):
-            for name, block in zip(names, blocks, strict=True):
-                if block is not None and not has_finite_scales(block):
-                    self._refuse(name, "blocks with a scale that is no finite number", "finite weights")
-            chosen = [
-                block if order is None else block.select(order)
-                for block, order in zip(blocks, rows, strict=False)
-                if block is not None
-            ]
-            data = chosen[0].data if len(chosen) == 1 else np.concatenate([block.data for block in chosen])
-            return pack(QuantizedRows(kind, data, (data.shape[0], chosen[0].shape[1])))
-        dtypes = {self._store.tensors[name].dtype for name in names}
-        own = {"BF16": torch.bfloat16, "F16": torch.float16}.get(dtypes.pop()) if len(dtypes) == 1 else None
-        return pack_dense(self._dense(names, rows, dtype=own))
+        # Neighbours of one format are one piece.
+        runs: list[tuple[str | None, list[int]]] = []
+        for number, name in enumerate(names):
+            kind = self._packed_kind(name)
+            if not runs or runs[-1][0] != kind:
+                runs.append((kind, []))
+            runs[-1][1].append(number)
+        return stack([self._packed_piece([names[i] for i in run], [rows[i] for i in run]) for _, run in runs])
+
+    def _packed_kind(self, name: str) -> str | None:
+        """The format that a tensor is tiled in; None for one that becomes float32."""
+        kind, shape = self._store.tensors[name].dtype, self._store.tensors[name].shape
+        return kind if len(shape) == 2 and can_pack(kind) else None
+
+    def _packed_piece(self, names: list[str], rows: Sequence[NDArray[np.int64] | None]) -> PackedWeight:
+        """Tile neighbours of one format."""
+        chosen: list[QuantizedRows] = []
+        for name, order in zip(names, rows, strict=True):
+            block = self._store.load_quantized(name) if self._packed_kind(name) is not None else None
+            if block is None:
+                dtypes = {self._store.tensors[name].dtype for name in names}
+                own = {"BF16": torch.bfloat16, "F16": torch.float16}.get(dtypes.pop()) if len(dtypes) == 1 else None
+                return pack_dense(self._dense(names, rows, dtype=own))
+            if not has_finite_scales(block):
+                self._refuse(name, "blocks with a scale that is no finite number", "finite weights")
+            chosen.append(block if order is None else block.select(order))
+        data = chosen[0].data if len(chosen) == 1 else np.concatenate([block.data for block in chosen])
+        return pack(QuantizedRows(chosen[0].qtype, data, (data.shape[0], chosen[0].shape[1])))
 
     def _dense(
         self,

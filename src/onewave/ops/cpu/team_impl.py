@@ -18,6 +18,7 @@ import os
 import threading
 from contextlib import suppress
 from functools import cache, cached_property
+from typing import ClassVar
 
 import numpy as np
 from llvmlite import ir
@@ -62,19 +63,27 @@ class kernel:  # reads as a decorator
     At table_at lie one float64 and the job's int64 arguments (see `run`).
     """
 
+    fastmath: ClassVar[set[str]] = FAST
+
     def __init__(self, function) -> None:
         self._function = function
 
     @cached_property
     def _compiled(self):
         # The NumPy error model: Python's check for a zero divisor would keep loops from being vectorised.
-        return _kept(cfunc, _SIGNATURE, fastmath=FAST, error_model="numpy")(self._function)
+        return _kept(cfunc, _SIGNATURE, fastmath=self.fastmath, error_model="numpy")(self._function)
 
     @cached_property
     def address(self) -> int:
         address = self._compiled.address
         assert address is not None
         return address
+
+
+class ordered_kernel(kernel):
+    """A kernel whose sums LLVM leaves in the order in which they are written."""
+
+    fastmath: ClassVar[set[str]] = set()
 
 
 def _atomic(name: str, ordering: str = "seq_cst"):
@@ -102,7 +111,9 @@ def _atomic_load(_context, address):
 
 
 @intrinsic
-def _call(_context, function, table_at, first, last):
+def call(_context, function, table_at, first, last):
+    """Call a kernel by its address."""
+
     def emit(_ctx, builder, _signature, args):
         word = ir.IntType(64)
         pointer = builder.inttoptr(args[0], ir.FunctionType(ir.VoidType(), [word] * 3).as_pointer())
@@ -132,7 +143,7 @@ def _draw(state_at):
         if chunk >= chunks:
             return (ticket >> 40) & 0xFFFFFF
         first = chunk * state[_CHUNK]
-        _call(state[_KERNEL], state[_TABLE], first, min(first + state[_CHUNK], state[_COUNT]))
+        call(state[_KERNEL], state[_TABLE], first, min(first + state[_CHUNK], state[_COUNT]))
         _atomic_add(state_at + _DONE * 8, 1)
 
 
@@ -170,7 +181,7 @@ def _lead(state_at, function, number, arguments, count, chunk):
     """Run a job with the threads that help; alone when chunk is 0 or the team is busy with another caller's job."""
     table_at = _on_stack(number, arguments)
     if chunk == 0 or _atomic_swap(state_at + _BUSY * 8, 1) != 0:
-        _call(function, table_at, 0, count)
+        call(function, table_at, 0, count)
         return
     state = integers(state_at, 64)
     chunks = (count + chunk - 1) // chunk

@@ -1,5 +1,5 @@
 from onewave.ops.linear.op import LinearWeight, linear, linear_swiglu
-from onewave.ops.linear.packed import PackedWeight, can_pack, has_finite_scales, pack, pack_dense
+from onewave.ops.linear.packed import PackedWeight, can_pack, has_finite_scales, pack, pack_dense, stack
 
 __all__ = [
     "LinearWeight",
@@ -10,4 +10,5 @@ __all__ = [
     "linear_swiglu",
     "pack",
     "pack_dense",
+    "stack",
 ]

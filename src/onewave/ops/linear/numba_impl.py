@@ -1,13 +1,14 @@
 """y = x W^T on the CPU, straight from packed weights, in float32.
 
 Mapping: a tile of 16 weight rows is one unit of work, and tiles are shared out over the threads. Inside a tile one SIMD
-lane holds one row. For every block of 32 columns the kernel reads the tile's bytes once, turns them into floats in
-registers and multiplies them with one (decode) or four (prefill) tokens, broadcast from x. A token's sum always goes
-through the same four accumulators in the same order, so its result does not depend on how many tokens are multiplied
-with it. Roofline: the bytes of the weights, read once for up to four tokens.
+lane holds one row. One or two tokens: the kernel reads the tile's bytes, turns them into floats in registers and
+multiplies them with a token, broadcast from x. More: 256 columns of a tile are unpacked into the thread's own room,
+which stays in L1, and eight tokens at a time are multiplied from there.
+Roofline: of few tokens the bytes of the weights, read once a token; of many the fused multiply-adds.
 
-The inner loop is built as LLVM IR because no array language says "16 lanes, unpack, fused multiply-add" without losing
-it on the way; LLVM maps the 16-lane vectors to AVX-512, two AVX2 or four NEON registers.
+A token's sum always goes through the same four accumulators in the same order, so its result does not depend on how
+many tokens are multiplied with it. For every 32 columns the sums of columns 0 to 15 and of 16 to 31 are multiplied by
+their scales and added to the total, then the sum of the 32 inputs times the group's shift.
 """
 
 from __future__ import annotations
@@ -24,211 +25,370 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from onewave.ops.cpu.math_impl import floats, integers
-from onewave.ops.cpu.team_impl import kernel, run
-from onewave.ops.linear.packed import BLOCK, LANES, PackedWeight
+from onewave.ops.cpu.team_impl import call, kernel, ordered_kernel, run
+from onewave.ops.linear.packed import BLOCK, FORMATS, LANES, PackedRows, PackedWeight
+from onewave.ops.linear.unpack_impl import CHUNKS, FLOATS, I64, Emitter, Group
 
-_LANES = 16
-_FLOAT, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_FLOATS, _WORDS = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_I32, _LANES)
-_BYTES, _HALVES = ir.VectorType(ir.IntType(8), _LANES), ir.VectorType(ir.IntType(16), _LANES)
-
-
-class _Emitter:
-    """Writes the vector instructions of one tile; every method returns an LLVM value."""
-
-    def __init__(self, builder: ir.IRBuilder):
-        self.b = builder
-        self.fma_function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), "llvm.fma.v16f32"
-        )
-
-    def load(self, base, offset: int, kind, align: int):
-        pointer = self.b.inttoptr(self.b.add(base, _I64(offset)), kind.as_pointer())
-        value = self.b.load(pointer)
-        value.align = align
-        return value
-
-    def broadcast(self, base, offset: int):
-        first = self.b.insert_element(_FLOATS(ir.Undefined), self.load(base, offset, _FLOAT, 4), _I32(0))
-        return self.b.shuffle_vector(first, _FLOATS(ir.Undefined), _WORDS([0] * _LANES))
-
-    def fma(self, x, y, z):
-        return self.b.call(self.fma_function, [x, y, z])
-
-    def splat(self, value: int):
-        return _WORDS([value] * _LANES)
-
-    def bytes(self, base, offset: int):
-        return self.load(base, offset, _BYTES, 1)
-
-    def half(self, base, offset: int):
-        """16 fp16 numbers as floats by integer shifts: exact, subnormals, infinities and NaN included, and needs no
-        F16C."""
-        raw = self.b.zext(self.load(base, offset, _HALVES, 2), _WORDS)
-        magnitude = self.b.bitcast(self.b.shl(self.b.and_(raw, self.splat(0x7FFF)), self.splat(13)), _FLOATS)
-        magnitude = self.b.fmul(magnitude, _FLOATS([2.0**112] * _LANES))
-        sign = self.b.shl(self.b.and_(raw, self.splat(0x8000)), self.splat(16))
-        highest = self.splat(0x7C00)
-        endless = self.b.sext(self.b.icmp_unsigned("==", self.b.and_(raw, highest), highest), _WORDS)
-        sign = self.b.or_(sign, self.b.and_(endless, self.splat(0x7F800000)))
-        return self.b.bitcast(self.b.or_(self.b.bitcast(magnitude, _WORDS), sign), _FLOATS)
+# Places of a group in a thread's room: 32 columns of 16 weights, two scales and the shift; in bytes.
+_COLUMN = 4 * LANES
+_SCALES, _SHIFT, _GROUP = BLOCK * _COLUMN, (BLOCK + 2) * _COLUMN, (BLOCK + 3) * _COLUMN
+# Groups unpacked at a time: 17.5 KiB, which stays in L1 beside eight tokens' inputs.
+_GROUPS = 8
+# Up to so many tokens are multiplied straight from the tile's bytes.
+_DIRECT_TOKENS = 2
 
 
-# One function a format: yields (column, 16 weights before scaling) for the 32 columns of a block.
+def _chain(column: int) -> int:
+    """Which of four sums a column goes to: they hide the latency of the multiply-add."""
+    return column % 2 + 2 * (column // 16)
 
 
-def _nibbles(e: _Emitter, base, start: int, zero_point: int):
-    for column in range(16):
-        packed = e.b.zext(e.bytes(base, start + 16 * column), _WORDS)
-        for value, at in ((e.b.and_(packed, e.splat(15)), column), (e.b.lshr(packed, e.splat(4)), column + 16)):
-            shifted = e.b.sub(value, e.splat(zero_point)) if zero_point else value
-            yield at, e.b.sitofp(shifted, _FLOATS)
+def _finish(e: Emitter, total, parts, group: Group, inputs):
+    """Add a group to a token's total. parts: its four sums. inputs: where the sum of its inputs is."""
+    for half in range(2):
+        part = e.b.fadd(parts[2 * half], parts[2 * half + 1])
+        total = e.b.fadd(part, total) if group.scales is None else e.fma(part, group.scales[half], total)
+    return total if group.shift is None else e.fma(group.shift, e.broadcast(inputs, 0), total)
 
 
-def _q4_0(e: _Emitter, base):
-    return _nibbles(e, base, 2 * _LANES, 8)
+def _loop(builder: ir.IRBuilder, count, totals, step: Callable):
+    """Run step(index, totals) -> totals `count` times, at least once; return the last totals."""
+    before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(I64)
+    index.add_incoming(I64(0), before)
+    carried = [builder.phi(FLOATS) for _ in totals]
+    for phi, total in zip(carried, totals, strict=True):
+        phi.add_incoming(total, before)
+    found = step(index, carried)
+    following = builder.add(index, I64(1))
+    index.add_incoming(following, builder.block)
+    for phi, total in zip(carried, found, strict=True):
+        phi.add_incoming(total, builder.block)
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
+    builder.position_at_end(after)
+    return found
 
 
-def _q4_1(e: _Emitter, base):
-    return _nibbles(e, base, 4 * _LANES, 0)
+def _direct(kind: str):
+    """Build the intrinsic that multiplies one tile with one token.
 
-
-def _q8_0(e: _Emitter, base):
-    for column in range(32):
-        yield column, e.b.sitofp(e.b.sext(e.bytes(base, (2 + column) * _LANES), _WORDS), _FLOATS)
-
-
-def _bf16(e: _Emitter, base):
-    for column in range(32):
-        raw = e.b.zext(e.load(base, 2 * _LANES * column, _HALVES, 2), _WORDS)
-        yield column, e.b.bitcast(e.b.shl(raw, e.splat(16)), _FLOATS)
-
-
-def _f16(e: _Emitter, base):
-    for column in range(32):
-        yield column, e.half(base, 2 * _LANES * column)
-
-
-def _f32(e: _Emitter, base):
-    for column in range(32):
-        yield column, e.load(base, 4 * _LANES * column, _FLOATS, 4)
-
-
-def _tile(columns: Callable, block_bytes: int, tokens: int, *, scaled: bool = False, offset: bool = False):
-    """Build the intrinsic that multiplies one tile with `tokens` rows of x.
-
-    Arguments at run time: addresses of the tile, x, the per-block sums of x and out; number of blocks; strides in bytes
-    of x, the sums and out. scaled: a block begins with 16 fp16 scales. offset: then come 16 fp16 offsets (Q4_1).
+    Arguments at run time: addresses of the tile, the token, the sums of its groups and its 16 outputs; number of
+    blocks.
     """
+    form = FORMATS[kind]
 
     @intrinsic
-    def tile(_context, tile, x, sums, out, blocks, x_stride, sums_stride, out_stride):
+    def tile(_context, tile, x, sums, out, blocks):
         def emit(context, builder, _signature, args):
-            tile, x, sums, out, blocks, x_stride, sums_stride, out_stride = args
-            e = _Emitter(builder)
-            before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-            builder.branch(loop)
-            builder.position_at_end(loop)
-            block = builder.phi(_I64)
-            block.add_incoming(_I64(0), before)
-            totals = [builder.phi(_FLOATS) for _ in range(tokens)]
-            zero = _FLOATS([0.0] * _LANES)
-            for total in totals:
-                total.add_incoming(zero, before)
-            base = builder.add(tile, builder.mul(block, _I64(block_bytes)))
-            rows = [
-                builder.add(builder.add(x, builder.mul(block, _I64(32 * 4))), builder.mul(_I64(t), x_stride))
-                for t in range(tokens)
-            ]
-            parts = [[zero] * 4 for _ in range(tokens)]
-            for column, weights in columns(e, base):
-                # Four chains hide the latency of the multiply-add; which chain a column uses never changes.
-                chain = column % 2 + 2 * (column // 16)
-                for t in range(tokens):
-                    parts[t][chain] = e.fma(weights, e.broadcast(rows[t], 4 * column), parts[t][chain])
-            scale = e.half(base, 0) if scaled else None
-            shift = e.half(base, 2 * _LANES) if offset else None
-            following = builder.add(block, _I64(1))
-            for t, total in enumerate(totals):
-                a, b, c, d = parts[t]
-                value = builder.fadd(builder.fadd(a, b), builder.fadd(c, d))
-                value = builder.fadd(value, total) if scale is None else e.fma(value, scale, total)
-                if shift is not None:
-                    at = builder.add(builder.add(sums, builder.mul(block, _I64(4))), builder.mul(_I64(t), sums_stride))
-                    value = e.fma(shift, e.broadcast(at, 0), value)
-                total.add_incoming(value, builder.block)
-                totals[t] = value
-            block.add_incoming(following, builder.block)
-            builder.cbranch(builder.icmp_signed("<", following, blocks), loop, after)
-            builder.position_at_end(after)
-            for t, total in enumerate(totals):
-                address = builder.add(out, builder.mul(_I64(t), out_stride))
-                builder.store(total, builder.inttoptr(address, _FLOATS.as_pointer())).align = 4
+            tile, x, sums, out, blocks = args
+            e = Emitter(builder)
+            zero = e.numbers(0.0)
+
+            def block(index, totals):
+                (total,) = totals
+                base = builder.add(tile, builder.mul(index, I64(form.block_bytes)))
+                inputs = builder.add(x, builder.mul(index, I64(4 * form.columns)))
+                group_sums = builder.add(sums, builder.mul(index, I64(4 * form.groups)))
+                first = 0
+                for groups, values in CHUNKS[kind](e, base):
+                    parts = [[zero] * 4 for _ in groups]
+                    for group, column, weight in values:
+                        at, chain = e.broadcast(inputs, 4 * (32 * (first + group) + column)), _chain(column)
+                        parts[group][chain] = e.fma(weight, at, parts[group][chain])
+                    for number, group in enumerate(groups, first):
+                        at = builder.add(group_sums, I64(4 * number))
+                        total = _finish(e, total, parts[number - first], group, at)
+                    first += len(groups)
+                return [total]
+
+            (total,) = _loop(builder, blocks, [zero], block)
+            e.store(total, out, 0)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 8), emit
-
-    return tile
-
-
-def _over_tiles(columns: Callable, block_bytes: int, *, scaled: bool = False, offset: bool = False):
-    """Build the loop over tiles of one format: four tokens at a time, then the rest one by one."""
-    one, four = (_tile(columns, block_bytes, tokens, scaled=scaled, offset=offset) for tokens in (1, 4))
+        return types.void(*[types.int64] * 5), emit
 
     @njit
     def tiles(table_at, first, last):
         table = integers(table_at, 19)
         data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
-        x_stride, sums_stride, out_stride = blocks * 128, blocks * 4, table[7] * 4
-        for tile in range(first, last):
-            at, to = data + tile * blocks * block_bytes, out + tile * 64
-            for t in range(0, tokens - 3, 4):
-                s = sums + t * sums_stride
-                four(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
-            for t in range(tokens - tokens % 4, tokens):
-                s = sums + t * sums_stride
-                one(at, x + t * x_stride, s, to + t * out_stride, blocks, x_stride, sums_stride, out_stride)
+        for number in range(first, last):
+            for t in range(tokens):
+                to = out + 4 * (t * table[7] + 16 * number)
+                tile(
+                    data + number * blocks * form_bytes,
+                    x + t * blocks * x_bytes,
+                    sums + t * blocks * sum_bytes,
+                    to,
+                    blocks,
+                )
+
+    form_bytes, x_bytes, sum_bytes = form.block_bytes, 4 * form.columns, 4 * form.groups
+    return tiles
+
+
+def _unpack(kind: str):
+    """Build the intrinsic that unpacks blocks of a tile into a room. Arguments: addresses of both, number of blocks."""
+    form = FORMATS[kind]
+
+    @intrinsic
+    def unpack(_context, tile, room, blocks):
+        def emit(context, builder, _signature, args):
+            tile, room, blocks = args
+            e = Emitter(builder)
+
+            def block(index, totals):
+                base = builder.add(tile, builder.mul(index, I64(form.block_bytes)))
+                to = builder.add(room, builder.mul(index, I64(_GROUP * form.groups)))
+                first = 0
+                for groups, values in CHUNKS[kind](e, base):
+                    for number, group in enumerate(groups, first):
+                        for half, scale in enumerate(group.scales or [e.numbers(1.0)] * 2):
+                            e.store(scale, to, number * _GROUP + _SCALES + half * _COLUMN, 64)
+                        if group.shift is not None:
+                            e.store(group.shift, to, number * _GROUP + _SHIFT, 64)
+                    for group, column, weight in values:
+                        e.store(weight, to, (first + group) * _GROUP + column * _COLUMN, 64)
+                    first += len(groups)
+                return totals
+
+            _loop(builder, blocks, [], block)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), emit
+
+    return unpack
+
+
+def _from_room(tokens: int, *, shifted: bool):
+    """Build the intrinsic that multiplies unpacked groups with `tokens` tokens and adds that to their outputs.
+
+    Arguments at run time: addresses of the room, the first token, the sums of its groups and its 16 outputs; number of
+    groups; whether the outputs hold sums of groups before; strides in bytes from a token to the next.
+    """
+
+    @intrinsic
+    def multiply(_context, room, x, sums, out, groups, later, x_stride, sums_stride, out_stride):
+        def emit(context, builder, _signature, args):
+            room, x, sums, out, groups, later, x_stride, sums_stride, out_stride = args
+            e = Emitter(builder)
+            zero = e.numbers(0.0)
+            is_later = builder.icmp_signed("!=", later, I64(0))
+
+            def row(start, stride, token):
+                return builder.add(start, builder.mul(stride, I64(token)))
+
+            outs = [row(out, out_stride, token) for token in range(tokens)]
+            totals = [builder.select(is_later, e.load(at, 0, FLOATS, 4), zero) for at in outs]
+
+            def step(index, totals):
+                base = builder.add(room, builder.mul(index, I64(_GROUP)))
+                at = builder.add(x, builder.mul(index, I64(4 * BLOCK)))
+                inputs = [row(at, x_stride, token) for token in range(tokens)]
+                scales = [e.load(base, _SCALES + half * _COLUMN, FLOATS, 64) for half in range(2)]
+                shift = e.load(base, _SHIFT, FLOATS, 64) if shifted else None
+                parts = [[zero] * 4 for _ in range(tokens)]
+                for column in range(BLOCK):
+                    weight = e.load(base, column * _COLUMN, FLOATS, 64)
+                    for token in range(tokens):
+                        chain = _chain(column)
+                        parts[token][chain] = e.fma(weight, e.broadcast(inputs[token], 4 * column), parts[token][chain])
+                at = builder.add(sums, builder.mul(index, I64(4)))
+                group = Group((scales[0], scales[1]), shift)
+                return [
+                    _finish(e, total, parts[token], group, row(at, sums_stride, token))
+                    for token, total in enumerate(totals)
+                ]
+
+            for at, total in zip(outs, _loop(builder, groups, totals, step), strict=True):
+                e.store(total, at, 0)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 9), emit
+
+    return multiply
+
+
+@intrinsic
+def _room(_context):
+    """The address of a room for _GROUPS groups on the caller's stack."""
+
+    def emit(_ctx, builder, _signature, _args):
+        room = cgutils.alloca_once(builder, FLOATS, size=_GROUPS * _GROUP // _COLUMN)
+        room.align = 64
+        return builder.ptrtoint(room, I64)
+
+    return types.int64(), emit
+
+
+def _over_rooms(*, shifted: bool):
+    """Build the loop over tiles of any format for several tokens: eight at a time, then four, then one by one."""
+    eight, four, one = (_from_room(tokens, shifted=shifted) for tokens in (8, 4, 1))
+
+    @njit
+    def tiles(table_at, first, last):
+        table = integers(table_at, 19)
+        data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
+        unpack, block_bytes, per_block = table[8], table[9], table[10]
+        x_stride, sums_stride, out_stride = blocks * per_block * 128, blocks * per_block * 4, table[7] * 4
+        room, at_a_time = _room(), _GROUPS // per_block
+        for number in range(first, last):
+            for block in range(0, blocks, at_a_time):
+                count = min(at_a_time, blocks - block)
+                call(unpack, data + (number * blocks + block) * block_bytes, room, count)
+                x_at, sums_at, to, n = x + block * per_block * 128, sums + block * per_block * 4, out + number * 64, 0
+                groups = count * per_block
+                while n < tokens:
+                    a, b, c = x_at + n * x_stride, sums_at + n * sums_stride, to + n * out_stride
+                    if tokens - n >= 8:
+                        eight(room, a, b, c, groups, block, x_stride, sums_stride, out_stride)
+                        n += 8
+                    elif tokens - n >= 4:
+                        four(room, a, b, c, groups, block, x_stride, sums_stride, out_stride)
+                        n += 4
+                    else:
+                        one(room, a, b, c, groups, block, x_stride, sums_stride, out_stride)
+                        n += 1
 
     return tiles
 
 
-# Numba keeps on disk only functions that close over nothing: the loops above become part of these.
-_q4_0_tiles = _over_tiles(_q4_0, 288, scaled=True)
-_q4_1_tiles = _over_tiles(_q4_1, 320, scaled=True, offset=True)
-_q8_0_tiles = _over_tiles(_q8_0, 544, scaled=True)
-_bf16_tiles = _over_tiles(_bf16, 1024)
-_f16_tiles = _over_tiles(_f16, 1024)
-_f32_tiles = _over_tiles(_f32, 2048)
+_shifted_tiles, _plain_tiles = _over_rooms(shifted=True), _over_rooms(shifted=False)
 
 
-@kernel
-def _matmul_q4_0(table_at, first, last):
+@ordered_kernel
+def _shifted_rooms(table_at, first, last):
+    _shifted_tiles(table_at, first, last)
+
+
+@ordered_kernel
+def _plain_rooms(table_at, first, last):
+    _plain_tiles(table_at, first, last)
+
+
+# Numba keeps on disk only functions that close over nothing: what is built above becomes part of these.
+_q4_0_tiles, _q4_0_blocks = _direct("Q4_0"), _unpack("Q4_0")
+_q4_1_tiles, _q4_1_blocks = _direct("Q4_1"), _unpack("Q4_1")
+_q5_0_tiles, _q5_0_blocks = _direct("Q5_0"), _unpack("Q5_0")
+_q5_1_tiles, _q5_1_blocks = _direct("Q5_1"), _unpack("Q5_1")
+_q8_0_tiles, _q8_0_blocks = _direct("Q8_0"), _unpack("Q8_0")
+_q4_k_tiles, _q4_k_blocks = _direct("Q4_K"), _unpack("Q4_K")
+_q5_k_tiles, _q5_k_blocks = _direct("Q5_K"), _unpack("Q5_K")
+_q6_k_tiles, _q6_k_blocks = _direct("Q6_K"), _unpack("Q6_K")
+_bf16_tiles, _bf16_blocks = _direct("BF16"), _unpack("BF16")
+_f16_tiles, _f16_blocks = _direct("F16"), _unpack("F16")
+_f32_tiles, _f32_blocks = _direct("F32"), _unpack("F32")
+
+
+@ordered_kernel
+def _direct_q4_0(table_at, first, last):
     _q4_0_tiles(table_at, first, last)
 
 
-@kernel
-def _matmul_q4_1(table_at, first, last):
+@ordered_kernel
+def _unpack_q4_0(tile, room, blocks):
+    _q4_0_blocks(tile, room, blocks)
+
+
+@ordered_kernel
+def _direct_q4_1(table_at, first, last):
     _q4_1_tiles(table_at, first, last)
 
 
-@kernel
-def _matmul_q8_0(table_at, first, last):
+@ordered_kernel
+def _unpack_q4_1(tile, room, blocks):
+    _q4_1_blocks(tile, room, blocks)
+
+
+@ordered_kernel
+def _direct_q5_0(table_at, first, last):
+    _q5_0_tiles(table_at, first, last)
+
+
+@ordered_kernel
+def _unpack_q5_0(tile, room, blocks):
+    _q5_0_blocks(tile, room, blocks)
+
+
+@ordered_kernel
+def _direct_q5_1(table_at, first, last):
+    _q5_1_tiles(table_at, first, last)
+
+
+@ordered_kernel
+def _unpack_q5_1(tile, room, blocks):
+    _q5_1_blocks(tile, room, blocks)
+
+
+@ordered_kernel
+def _direct_q8_0(table_at, first, last):
     _q8_0_tiles(table_at, first, last)
 
 
-@kernel
-def _matmul_bf16(table_at, first, last):
+@ordered_kernel
+def _unpack_q8_0(tile, room, blocks):
+    _q8_0_blocks(tile, room, blocks)
+
+
+@ordered_kernel
+def _direct_q4_k(table_at, first, last):
+    _q4_k_tiles(table_at, first, last)
+
+
+@ordered_kernel
+def _unpack_q4_k(tile, room, blocks):
+    _q4_k_blocks(tile, room, blocks)
+
+
+@ordered_kernel
+def _direct_q5_k(table_at, first, last):
+    _q5_k_tiles(table_at, first, last)
+
+
+@ordered_kernel
+def _unpack_q5_k(tile, room, blocks):
+    _q5_k_blocks(tile, room, blocks)
+
+
+@ordered_kernel
+def _direct_q6_k(table_at, first, last):
+    _q6_k_tiles(table_at, first, last)
+
+
+@ordered_kernel
+def _unpack_q6_k(tile, room, blocks):
+    _q6_k_blocks(tile, room, blocks)
+
+
+@ordered_kernel
+def _direct_bf16(table_at, first, last):
     _bf16_tiles(table_at, first, last)
 
 
-@kernel
-def _matmul_f16(table_at, first, last):
+@ordered_kernel
+def _unpack_bf16(tile, room, blocks):
+    _bf16_blocks(tile, room, blocks)
+
+
+@ordered_kernel
+def _direct_f16(table_at, first, last):
     _f16_tiles(table_at, first, last)
 
 
-@kernel
-def _matmul_f32(table_at, first, last):
+@ordered_kernel
+def _unpack_f16(tile, room, blocks):
+    _f16_blocks(tile, room, blocks)
+
+
+@ordered_kernel
+def _direct_f32(table_at, first, last):
     _f32_tiles(table_at, first, last)
+
+
+@ordered_kernel
+def _unpack_f32(tile, room, blocks):
+    _f32_blocks(tile, room, blocks)
 
 
 @kernel
@@ -244,29 +404,50 @@ def _block_sums(table_at, first, last):
             block_sums[i] = total
 
 
-_MATMUL = {
-    "Q4_0": _matmul_q4_0,
-    "Q4_1": _matmul_q4_1,
-    "Q8_0": _matmul_q8_0,
-    "BF16": _matmul_bf16,
-    "F16": _matmul_f16,
-    "F32": _matmul_f32,
+# What multiplies one or two tokens, and what unpacks, by format.
+_KERNELS = {
+    "Q4_0": (_direct_q4_0, _unpack_q4_0),
+    "Q4_1": (_direct_q4_1, _unpack_q4_1),
+    "Q5_0": (_direct_q5_0, _unpack_q5_0),
+    "Q5_1": (_direct_q5_1, _unpack_q5_1),
+    "Q8_0": (_direct_q8_0, _unpack_q8_0),
+    "Q4_K": (_direct_q4_k, _unpack_q4_k),
+    "Q5_K": (_direct_q5_k, _unpack_q5_k),
+    "Q6_K": (_direct_q6_k, _unpack_q6_k),
+    "BF16": (_direct_bf16, _unpack_bf16),
+    "F16": (_direct_f16, _unpack_f16),
+    "F32": (_direct_f32, _unpack_f32),
 }
 
 
 def linear(x: Tensor, weight: PackedWeight) -> Tensor:
     """x W^T. x: [tokens, cols] float32. Returns [tokens, rows] float32."""
-    tokens = x.shape[0]
-    tiles, blocks, _ = weight.data.shape
-    if blocks * BLOCK != x.shape[1]:
-        x = F.pad(x, (0, blocks * BLOCK - x.shape[1]))
+    heights = [piece.data.shape[0] * LANES for piece in weight.pieces]
+    out = torch.empty((x.shape[0], sum(heights)), dtype=torch.float32)
+    parts = out.split(heights, dim=1)
+    for piece, part in zip(weight.pieces, parts, strict=True):
+        _multiply(x, piece, part)
+    kept = [part[:, : piece.rows] for piece, part in zip(weight.pieces, parts, strict=True)]
+    return out if out.shape[1] == weight.shape[0] else torch.cat(kept, dim=1)
+
+
+def _multiply(x: Tensor, piece: PackedRows, out: Tensor) -> None:
+    """Write x W^T to out, columns of a wider matrix."""
+    form, tokens = FORMATS[piece.kind], x.shape[0]
+    tiles, blocks, _ = piece.data.shape
+    if blocks * form.columns != x.shape[1]:
+        x = F.pad(x, (0, blocks * form.columns - x.shape[1]))
     x = x.contiguous()
     x_at, sums = x.data_ptr(), x
-    if weight.kind == "Q4_1":
-        # The offsets of a block multiply the sum of its 32 inputs, taken once here for all rows.
-        sums = torch.empty((tokens, blocks), dtype=torch.float32)
-        run(_block_sums, tokens, (x_at, sums.data_ptr(), blocks), alone=tokens < 16)
-    out = torch.empty((tokens, tiles * LANES), dtype=torch.float32)
-    addresses = (weight.data.data_ptr(), x_at, sums.data_ptr(), out.data_ptr())
-    run(_MATMUL[weight.kind], tiles, (*addresses, blocks, tokens, tiles * LANES))
-    return out if tiles * LANES == weight.rows else out[:, : weight.rows].contiguous()
+    if form.shifted:
+        # The shift of a group multiplies the sum of its 32 inputs, taken once here for all rows.
+        groups = blocks * form.groups
+        sums = torch.empty((tokens, groups), dtype=torch.float32)
+        run(_block_sums, tokens, (x_at, sums.data_ptr(), groups), alone=tokens < 16)
+    direct, unpack = _KERNELS[piece.kind]
+    arguments = (piece.data.data_ptr(), x_at, sums.data_ptr(), out.data_ptr(), blocks, tokens, out.stride(0))
+    if tokens <= _DIRECT_TOKENS:
+        run(direct, tiles, arguments)
+    else:
+        rooms = _shifted_rooms if form.shifted else _plain_rooms
+        run(rooms, tiles, (*arguments, unpack.address, form.block_bytes, form.groups))

@@ -1,22 +1,27 @@
 """Weights kept in the checkpoint's own number format for the CPU kernels.
 
-Sixteen rows make a tile, 32 columns a block. A tile's block is contiguous: first the 16 rows' scales, then the 32
-columns with the 16 rows side by side, so that one SIMD lane works on one row and a weight is read exactly once, in
-order:
+Sixteen rows make a tile, and a block is what the format makes it: 32 or 256 columns. A tile's block is contiguous: the
+numbers of the file's block one after another, each for the 16 rows side by side, so that one SIMD lane works on one row
+and a weight is read exactly once, in order:
 
-    format   bytes a block of a tile
-    Q4_1     d[16] fp16, m[16] fp16, then 16 x 16 bytes: column j in the low nibble, column j + 16 in the high one
-    Q4_0     d[16] fp16, then the nibbles as above; value d * (q - 8)
-    Q8_0     d[16] fp16, then 32 x 16 int8
-    BF16/F16 32 x 16 two-byte floats
-    F32      32 x 16 floats
+    format     bytes a block of a tile
+    Q4_0       d[16] fp16, then 16 x 16 bytes: column j in the low nibble, column j + 16 in the high one
+    Q4_1       d[16], m[16] fp16, then nibbles
+    Q5_0/Q5_1  d[16] (and m[16]) fp16, 16 words of fifth bits, then nibbles
+    Q8_0       d[16] fp16, then 32 x 16 int8
+    Q4_K/Q5_K  d[16], m[16] fp16, 12 x 16 bytes of six-bit steps, Q5_K's 32 x 16 bytes of fifth bits, 128 x 16 bytes
+    Q6_K       128 x 16 bytes of nibbles, 64 x 16 of pairs of bits, 16 x 16 int8 steps, d[16] fp16
+    BF16/F16   32 x 16 two-byte floats
+    F32        32 x 16 floats
 
 Rows beyond the last and columns beyond the last are zero. No format is re-quantised: the values are the file's own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -27,16 +32,28 @@ from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.base.quantized import QuantizedRows, dequantize_rows
 
 LANES = 16
-_HALF_EXPONENT = 0x7C00  # all ones in infinity and NaN
 BLOCK = 32
+"""Columns of a group, the unit of the kernels' sums."""
+_HALF_EXPONENT = 0x7C00  # all ones in infinity and NaN
 
 
 @dataclass(frozen=True)
 class Format:
-    """Layout of one number format. scale_bytes: per row and block, in front. value_bits: per weight."""
+    """Layout of one number format.
 
-    scale_bytes: int
-    value_bits: int
+    columns: of a block. runs: the numbers of one block of one row, each (how many, NumPy type that moves one).
+    halves: bytes of a row's block at which its fp16 numbers stand. shifted: whether a group has an offset.
+    """
+
+    columns: int
+    runs: tuple[tuple[int, str], ...]
+    halves: tuple[int, ...] = ()
+    shifted: bool = False
+
+    @property
+    def groups(self) -> int:
+        """Groups of 32 columns in a block."""
+        return self.columns // BLOCK
 
     @property
     def block_bytes(self) -> int:
@@ -45,35 +62,60 @@ class Format:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one block of one row, as GGUF files store it."""
-        return self.scale_bytes + BLOCK * self.value_bits // 8
+        """Bytes of one block of one row, as files store it."""
+        return sum(count * np.dtype(unit).itemsize for count, unit in self.runs)
 
     @property
     def parts(self) -> list[tuple[int, int, str]]:
-        """The runs of numbers in one block of one row: (first byte, end byte, NumPy type that moves one number)."""
-        values = (self.scale_bytes, self.row_bytes, f"<u{max(1, self.value_bits // 8)}")
-        return [(0, self.scale_bytes, "<u2"), values] if self.scale_bytes else [values]
+        """The runs as (first byte, end byte, type)."""
+        ends = list(accumulate(count * np.dtype(unit).itemsize for count, unit in self.runs))
+        return [(start, end, unit) for start, end, (_, unit) in zip([0, *ends], ends, self.runs, strict=False)]
 
 
 FORMATS = {
-    "Q4_0": Format(scale_bytes=2, value_bits=4),
-    "Q4_1": Format(scale_bytes=4, value_bits=4),
-    "Q8_0": Format(scale_bytes=2, value_bits=8),
-    "BF16": Format(scale_bytes=0, value_bits=16),
-    "F16": Format(scale_bytes=0, value_bits=16),
-    "F32": Format(scale_bytes=0, value_bits=32),
+    "Q4_0": Format(32, ((1, "<u2"), (16, "u1")), (0,)),
+    "Q4_1": Format(32, ((2, "<u2"), (16, "u1")), (0, 2), shifted=True),
+    "Q5_0": Format(32, ((1, "<u2"), (1, "<u4"), (16, "u1")), (0,)),
+    "Q5_1": Format(32, ((2, "<u2"), (1, "<u4"), (16, "u1")), (0, 2), shifted=True),
+    "Q8_0": Format(32, ((1, "<u2"), (32, "u1")), (0,)),
+    "Q4_K": Format(256, ((2, "<u2"), (140, "u1")), (0, 2), shifted=True),
+    "Q5_K": Format(256, ((2, "<u2"), (172, "u1")), (0, 2), shifted=True),
+    "Q6_K": Format(256, ((208, "u1"), (1, "<u2")), (208,)),
+    "BF16": Format(32, ((32, "<u2"),)),
+    "F16": Format(32, ((32, "<u2"),)),
+    "F32": Format(32, ((32, "<u4"),)),
 }
 _DENSE = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
 @dataclass(frozen=True)
-class PackedWeight:
-    """A [rows, cols] matrix in tiles. data: uint8 [tiles, blocks, bytes of a block], CPU, contiguous."""
+class PackedRows:
+    """A [rows, cols] matrix of one format in tiles. data: uint8 [tiles, blocks, bytes of a block], CPU, contiguous."""
 
     kind: str
     rows: int
     cols: int
     data: Tensor
+
+    def dequantize(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the chosen rows, int64 [n], as float32 [n, cols]."""
+        values = dequantize_rows(_untile(self.data.numpy(), FORMATS[self.kind], rows), self.kind)
+        return values[:, : self.cols]
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A matrix of pieces, rows below rows, each in its own format."""
+
+    pieces: tuple[PackedRows, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.pieces)
+
+    @property
+    def cols(self) -> int:
+        return self.pieces[0].cols
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -81,13 +123,18 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes
+        return sum(piece.data.nbytes for piece in self.pieces)
 
     def dequantize(self, rows: Tensor | None = None) -> Tensor:
         """Return the chosen rows (int64 [n]; all when None) as float32 [n, cols]."""
         index = np.arange(self.rows) if rows is None else rows.numpy()
-        values = dequantize_rows(_untile(self.data.numpy(), FORMATS[self.kind], index), self.kind)
-        return torch.as_tensor(np.ascontiguousarray(values[:, : self.cols]))
+        out = np.empty((len(index), self.cols), np.float32)
+        first = 0
+        for piece in self.pieces:
+            own = (index >= first) & (index < first + piece.rows)
+            out[own] = piece.dequantize(index[own] - first)
+            first += piece.rows
+        return torch.as_tensor(out)
 
 
 def can_pack(kind: str) -> bool:
@@ -96,18 +143,17 @@ def can_pack(kind: str) -> bool:
 
 
 def has_finite_scales(stored: QuantizedRows) -> bool:
-    """Whether each block's scale and offset are finite numbers; of a format that `pack` takes."""
+    """Whether each block's fp16 numbers are finite; of a format that `pack` takes."""
     form = FORMATS[stored.qtype]
-    if not form.scale_bytes:
-        return True
-    scales = stored.data.reshape(-1, form.row_bytes)[:, : form.scale_bytes].view("<u2")
-    return not bool(((scales & _HALF_EXPONENT) == _HALF_EXPONENT).any())
+    blocks = stored.data.reshape(-1, form.row_bytes)
+    halves = (np.ascontiguousarray(blocks[:, byte : byte + 2]).view("<u2") for byte in form.halves)
+    return not any(bool(((half & _HALF_EXPONENT) == _HALF_EXPONENT).any()) for half in halves)
 
 
 def pack(stored: QuantizedRows) -> PackedWeight:
     """Tile the rows of a GGUF tensor.
 
-    One row's blocks lie one after another, as in the file; cols is a multiple of 32 for block formats.
+    One row's blocks lie one after another, as in the file; cols is a multiple of a block's for block formats.
     Raises UnsupportedError, ShapeError.
     """
     kind, data = stored.qtype, stored.data
@@ -115,18 +161,25 @@ def pack(stored: QuantizedRows) -> PackedWeight:
         raise UnsupportedError("packing a weight", got=f"format {kind}", allowed=", ".join(FORMATS))
     form = FORMATS[kind]
     rows, cols = stored.shape
-    if not form.scale_bytes:
-        width = form.value_bits // 8
+    blocks = -(-cols // form.columns)
+    if form.halves:
+        if data.shape != (rows, blocks * form.row_bytes) or cols % form.columns:
+            allowed = f"({rows}, {cols} / {form.columns} * {form.row_bytes})"
+            raise ShapeError(f"packing {kind}", got=str(data.shape), allowed=allowed)
+    else:
+        width = form.row_bytes // form.columns
         if data.shape != (rows, cols * width):
             raise ShapeError(f"packing {kind}", got=str(data.shape), allowed=str((rows, cols * width)))
-        columns = -(-cols // BLOCK) * BLOCK
-        padded = np.zeros((rows, columns * width), np.uint8) if columns != cols else data
-        if columns != cols:
+        if cols % form.columns:
+            padded = np.zeros((rows, blocks * form.row_bytes), np.uint8)
             padded[:, : data.shape[1]] = data
-        data = padded
-    elif data.shape != (rows, cols // BLOCK * form.row_bytes) or cols % BLOCK:
-        raise ShapeError(f"packing {kind}", got=str(data.shape), allowed=f"({rows}, {cols} / 32 * {form.row_bytes})")
-    return PackedWeight(kind, rows, cols, torch.as_tensor(_tile(data, form)))
+            data = padded
+    return PackedWeight((PackedRows(kind, rows, cols, torch.as_tensor(_tile(data, form))),))
+
+
+def stack(weights: Sequence[PackedWeight]) -> PackedWeight:
+    """Put packed matrices of one width below one another."""
+    return PackedWeight(tuple(piece for weight in weights for piece in weight.pieces))
 
 
 def _tile(data: NDArray[np.uint8], form: Format) -> NDArray[np.uint8]:
