@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 import onewave
-from onewave.server.api import chat, status
+from onewave.server.api import chat, completions, status, tokens
 from onewave.server.http import errors
+from onewave.server.http.guard import Guard
+from onewave.server.http.logs import report
 from onewave.server.served import Served
 
-ROUTERS = (status.router, chat.router)
+ROUTERS = (status.router, chat.router, completions.router, tokens.router)
 
 
 def make_app(served: Served) -> FastAPI:
     """Build the app that serves one model."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        reporting = asyncio.create_task(report(served.engine, served.metrics))
+        yield
+        reporting.cancel()
+
     app = FastAPI(
+        lifespan=lifespan,
         title="onewave",
         version=onewave.__version__,
         description="LLaMA inference behind OpenAI's API.",
@@ -25,4 +40,14 @@ def make_app(served: Served) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     errors.install(app)
+    options = served.options
+    app.add_middleware(Guard, options=options)
+    if options.cors_origins:  # outside of the guard: its refusals too have to be read by pages
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     return app

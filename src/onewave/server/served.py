@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -11,16 +10,17 @@ from fastapi import Depends, Request
 from onewave.engine.aio import AsyncLLM
 from onewave.engine.text.tokenizer import Tokenizer
 from onewave.server.http.errors import ApiError
+from onewave.server.metrics import Metrics
 from onewave.server.options import ServeOptions
 
 
-@dataclass
 class Served:
     """One model behind one app. created: when, in epoch seconds."""
 
-    engine: AsyncLLM
-    options: ServeOptions
-    created: int = field(default_factory=lambda: int(time.time()))
+    def __init__(self, engine: AsyncLLM, options: ServeOptions) -> None:
+        self.engine, self.options = engine, options
+        self.created = int(time.time())
+        self.metrics = Metrics(engine, self.names[0], vllm_names=options.vllm_metric_names)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from onewave.engine.llm import Job
 from onewave.engine.output import CompletionOutput, RequestOutput
 from onewave.server.http.errors import ApiError
-from onewave.server.protocol.base import PromptTokensDetails, Usage
 from onewave.server.served import Served
 
 
@@ -94,10 +93,12 @@ class Step:
 
 async def steps(served: Served, turn: Turn) -> AsyncGenerator[Step]:
     """Run a turn; yield each step that brought something. Raises as AsyncLLM.run."""
+    watch = served.metrics.watch(turn.job)
     readers = [turn.make_reader() for _ in range(turn.job.params.n)]
     ended = [False] * len(readers)
     async with aclosing(served.engine.run(turn.job, request_id=turn.request_id, delta=True)) as results:
         async for result in results:
+            watch.step(result)
             deltas: list[Delta] = []
             for index, output in enumerate(result.outputs):
                 if not ended[index] and (output.token_ids or output.text or output.finish_reason):
@@ -109,21 +110,23 @@ async def steps(served: Served, turn: Turn) -> AsyncGenerator[Step]:
 
 async def whole(served: Served, turn: Turn) -> Step:
     """Run a turn and return all of it as one step. Raises as AsyncLLM.run."""
+    watch = served.metrics.watch(turn.job)
     result = await served.engine.complete(turn.job, request_id=turn.request_id)
+    watch.step(result)
     return Step(result, [_read(output, turn.make_reader()) for output in result.outputs])
 
 
-def usage_of(*results: RequestOutput) -> Usage:
-    """The tokens of some requests so far."""
+def usage_of(*results: RequestOutput) -> dict[str, Any]:
+    """The tokens of some requests so far, as protocol.base.Usage says."""
     prompt = sum(len(result.prompt_token_ids) for result in results)
     generated = sum(result.metrics.num_generation_tokens for result in results)
-    details = PromptTokensDetails(cached_tokens=0)
-    return Usage(
-        prompt_tokens=prompt,
-        completion_tokens=generated,
-        total_tokens=prompt + generated,
-        prompt_tokens_details=details,
-    )
+    cached = sum(getattr(result, "num_cached_tokens", None) or 0 for result in results)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 def _read(output: CompletionOutput, reader: AnswerReader) -> Delta:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -45,13 +45,17 @@ async def turn_of(served: Served, body: ChatRequest) -> Turn:
         chat_template=body.chat_template,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    job = await served.engine.prepare_chat([_as_dict(message) for message in body.messages], params, layout)
+    job = await served.engine.prepare_chat(as_conversation(body.messages), params, layout)
     job = job._replace(priority=body.priority or 0, cache_salt=body.cache_salt)
     return Turn(job, f"chatcmpl-{uuid.uuid4().hex}")
 
 
+def as_conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as templates read them."""
+    return [_as_dict(message) for message in messages]
+
+
 def _as_dict(message: ChatMessage) -> dict[str, Any]:
-    """A message as templates read it."""
     fields = message.model_dump(exclude_none=True)
     if fields["role"] == "developer":  # OpenAI's newer word
         fields["role"] = "system"
@@ -69,7 +73,7 @@ async def _answer(served: Served, body: ChatRequest, turn: Turn, head: dict[str,
         if "tool_calls" in message and not message["content"]:
             message["content"] = None
         answer["choices"].append(_choice(served, body, delta, message=message))
-    answer["usage"] = usage_of(done.result).model_dump(exclude_none=True)
+    answer["usage"] = usage_of(done.result)
     if body.return_token_ids:
         answer["prompt_token_ids"] = done.result.prompt_token_ids
     if body.prompt_logprobs is not None:
@@ -86,7 +90,7 @@ async def _chunks(served: Served, body: ChatRequest, turn: Turn, head: dict[str,
             last = step.result
             usage: dict[str, Any] = {}
             if body.include_usage or body.usage_in_chunks:
-                known = usage_of(step.result).model_dump(exclude_none=True) if body.usage_in_chunks else None
+                known = usage_of(step.result) if body.usage_in_chunks else None
                 usage = {"usage": known}
             if not begun:
                 begun = True
@@ -102,7 +106,7 @@ async def _chunks(served: Served, body: ChatRequest, turn: Turn, head: dict[str,
                 if said or delta.finish_reason or (wanted and delta.output.token_ids):
                     yield event({**head, "choices": [_choice(served, body, delta, delta=said)], **usage})
     if body.include_usage:
-        yield event({**head, "choices": [], "usage": usage_of(last).model_dump(exclude_none=True)})
+        yield event({**head, "choices": [], "usage": usage_of(last)})
 
 
 def _choice(served: Served, body: ChatRequest, found: Delta, **said: Any) -> dict[str, Any]:

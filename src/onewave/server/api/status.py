@@ -1,10 +1,11 @@
-"""/health, /version, /v1/models."""
+"""/health, /version, /metrics, /v1/models."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 import onewave
@@ -30,6 +31,12 @@ async def health(served: UsesServed) -> Response:
 async def version() -> dict[str, str]:
     """This server's version."""
     return {"version": onewave.__version__}
+
+
+@router.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **ERRORS})
+async def metrics(served: UsesServed) -> Response:
+    """Metrics for Prometheus."""
+    return Response(served.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/v1/models", responses={200: {"model": Models}, **ERRORS})

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from onewave.server.http.errors import ApiError
 from onewave.server.options import ServeOptions
 
 
@@ -46,6 +49,18 @@ class Connection(H11Protocol):
         """Start it anew."""
         self._watch()
         super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, or has headers beyond the limit, and close."""
+        body = json.dumps(ApiError(400, f"{msg} Or its headers are too large.", code="invalid_http").body()).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def _watch(self) -> None:
         self._unwatch()

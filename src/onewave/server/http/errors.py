@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -19,6 +20,8 @@ from onewave.base.errors import TokenizerError as NoTokenizer
 _log = logging.getLogger("onewave.server")
 _MAX_MESSAGE = 2000
 _RETRY_SECONDS = 1
+# How pydantic names the branches of a union in an error's place.
+_BRANCHES = frozenset({"str", "int", "float", "bool", "constrained-str"})
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -31,6 +34,7 @@ class ApiError(Exception):
     code: str | None = None
     param: str | None = None
     retry_after: int | None = None
+    headers: Mapping[str, str] | None = None
 
     @property
     def type(self) -> str:
@@ -63,7 +67,7 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, RequestValidationError):
         return _of_validation(cast("Sequence[Mapping[str, Any]]", error.errors()))
     if isinstance(error, HTTPException):
-        return ApiError(error.status_code, str(error.detail))
+        return ApiError(error.status_code, str(error.detail), headers=error.headers)
     if isinstance(error, OnewaveError):
         return ApiError(500, str(error), code="request_failed")
     return ApiError(500, f"internal error: {type(error).__name__}", code="internal_error")
@@ -71,7 +75,9 @@ def as_api_error(error: BaseException) -> ApiError:
 
 def error_response(error: ApiError) -> Response:
     """An error as an answer. In ASCII: what was sent, half a surrogate pair too, may stand in its message."""
-    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    headers = dict(error.headers or {})
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
     return Response(json.dumps(error.body()), error.status, headers, media_type="application/json")
 
 
@@ -117,6 +123,9 @@ def _of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def _place(error: Mapping[str, Any]) -> str:
-    """Where a mistake is, as `messages.0.role`."""
-    parts = [str(part) for part in error.get("loc", ())]
-    return ".".join(part[:100] for part in parts[1:] if not part.startswith(("list[", "function-", "constrained-")))
+    """Where a mistake is, as `messages.0.role`; of a field that may have several types, the field."""
+    parts = [str(part)[:100] for part in tuple(error.get("loc", ()))[1:]]
+    plain = next(
+        (i for i, part in enumerate(parts) if not re.fullmatch(r"[\w-]+", part) or part in _BRANCHES), len(parts)
+    )
+    return ".".join(parts[: plain or 1])

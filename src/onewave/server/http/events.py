@@ -95,6 +95,15 @@ async def merged(sources: Sequence[AsyncGenerator[_Item]]) -> AsyncGenerator[tup
         await _cancel(tasks)
 
 
+async def together(works: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """Results of works that run together; an error of one ends all."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        await _cancel(tasks)
+
+
 class _EventResponse(Response):
     """A stream of events whose first one is there."""
 

@@ -14,6 +14,7 @@ import uvicorn
 from onewave.base.errors import InvalidArgumentError
 from onewave.server.app import make_app
 from onewave.server.http.connection import Connection
+from onewave.server.http.logs import set_up
 from onewave.server.served import Served
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def bind(host: str, port: int) -> socket.socket:
 def serve(served: Served, listening: socket.socket) -> None:
     """Serve on a bound socket until SIGTERM or Ctrl-C, then let what runs end, and free the model."""
     options = served.options
+    set_up(as_json=options.log_json)
     config = uvicorn.Config(
         make_app(served),
         http=Connection.with_limits(options),

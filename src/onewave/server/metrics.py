@@ -1,0 +1,136 @@
+"""Prometheus metrics under vLLM's names, so that its dashboards read them: `onewave:...`, or on request `vllm:...`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from onewave.engine.aio import AsyncLLM
+from onewave.engine.llm import Job
+from onewave.engine.output import RequestOutput
+
+_FIRST_TOKEN = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+)  # fmt: skip
+# vLLM's begin at 10 ms: a small model's tokens come faster.
+_BETWEEN_TOKENS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0,
+)  # fmt: skip
+_WHOLE = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Tokens since the start."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
+class Metrics:
+    """All metrics of one engine, set on the event loop. first, between: times to a request's first token, and from one
+    token to the next."""
+
+    def __init__(self, engine: AsyncLLM, model_name: str, *, vllm_names: bool) -> None:
+        self.totals = Totals()
+        self._registry = CollectorRegistry()
+        self._prefix = "vllm:" if vllm_names else "onewave:"
+        self._labels = {"model_name": model_name, "engine": "0"}
+        tokens = _one_two_five(engine.llm.max_model_len)
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens.")
+        self._generated = self._counter("generation_tokens", "Generated tokens.")
+        self._ended = self._make(
+            Counter, "request_success", "Requests that ended, by reason.", more=["finished_reason"]
+        )
+        self._of_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", tokens)
+        self._of_answer = self._histogram("request_generation_tokens", "Generated tokens of a request.", tokens)
+        self._n = self._histogram("request_params_n", "n of a request.", (1, 2, 5, 10, 20))
+        self._limit = self._histogram("request_params_max_tokens", "max_tokens of a request.", tokens)
+        self.first = self._histogram("time_to_first_token_seconds", "Until the first token.", _FIRST_TOKEN)
+        self.between = self._histogram("inter_token_latency_seconds", "Between two tokens.", _BETWEEN_TOKENS)
+        mean = "Between two tokens, the mean of a request."
+        self._mean = self._histogram("request_time_per_output_token_seconds", mean, _BETWEEN_TOKENS)
+        self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _WHOLE)
+        self._decode = self._histogram("request_decode_time_seconds", "From the first token to the end.", _WHOLE)
+
+    def watch(self, job: Job) -> RequestWatch:
+        """Follow a request."""
+        self._n.observe(job.params.n)
+        if job.params.max_tokens is not None:
+            self._limit.observe(job.params.max_tokens)
+        return RequestWatch(self)
+
+    def text(self) -> bytes:
+        """All of them in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def count(self, *, prompt_tokens: int = 0, generated_tokens: int = 0) -> None:
+        """Add tokens to the totals."""
+        self.totals = Totals(self.totals.prompt_tokens + prompt_tokens, self.totals.generated_tokens + generated_tokens)
+        self._prompt_tokens.inc(prompt_tokens)
+        self._generated.inc(generated_tokens)
+
+    def _counter(self, name: str, what: str) -> Counter:
+        return self._make(Counter, name, what)
+
+    def _histogram(self, name: str, what: str, buckets: Sequence[float]) -> Histogram:
+        return self._make(Histogram, name, what, buckets=tuple(buckets))
+
+    def _make(self, kind: Any, name: str, what: str, *, more: Sequence[str] = (), **options: Any) -> Any:
+        labels = [*self._labels, *more]
+        made = kind(self._prefix + name, what, labels, registry=self._registry, **options)
+        return made if more else made.labels(**self._labels)
+
+    def note_end(self, result: RequestOutput) -> None:
+        """Take a request that has ended."""
+        times = result.metrics
+        self._of_prompt.observe(times.num_prompt_tokens)
+        self._of_answer.observe(times.num_generation_tokens)
+        for output in result.outputs:
+            self._ended.labels(**self._labels, finished_reason=output.finish_reason).inc()
+        if times.finished_time is not None:
+            self._whole.observe(times.finished_time - times.arrival_time)
+            if times.first_token_time is not None:
+                self._decode.observe(times.finished_time - times.first_token_time)
+        if times.tokens_per_second:
+            self._mean.observe(len(result.outputs) / times.tokens_per_second)
+
+
+class RequestWatch:
+    """One request's way into the metrics."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._num_tokens = 0
+        self._last: float | None = None
+
+    def step(self, result: RequestOutput) -> None:
+        """Take what a step brought."""
+        metrics, now = self._metrics, time.perf_counter()
+        new = result.metrics.num_generation_tokens - self._num_tokens
+        if new:
+            if self._last is None:
+                metrics.count(prompt_tokens=result.metrics.num_prompt_tokens)
+                if result.metrics.time_to_first_token is not None:
+                    metrics.first.observe(result.metrics.time_to_first_token)
+            else:
+                metrics.between.observe(now - self._last)
+            metrics.count(generated_tokens=new)
+            self._num_tokens, self._last = self._num_tokens + new, now
+        if result.finished:
+            metrics.note_end(result)
+
+
+def _one_two_five(highest: int) -> list[float]:
+    """1, 2, 5, 10, ... up to a number."""
+    steps = [float(digit * 10**power) for power in range(12) for digit in (1, 2, 5)]
+    return [step for step in steps if step <= highest]
