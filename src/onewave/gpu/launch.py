@@ -21,6 +21,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITCallable, JITFunction
 
 from onewave.gpu.prebuilt import Launch, take_prebuilt
+from onewave.gpu.tape import Launched, current_tape
 
 _ALIGNED_BYTES = 16
 _HALF = 1 << 31
@@ -52,8 +53,11 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
     to be compiled first. Constants 1, 1.0 and True are one, as they are to Triton. What Triton looks at before each
     launch is looked at before the first alone: hooks before a run, debug and instrumentation switches, globals.
     """
+    tape = current_tape()
     if not isinstance(function, JITFunction):
         function[grid](*args, **named)
+        if tape is not None:
+            tape.launches.append(Launched(None, grid, []))
         return
     if _nowhere is not None:
         _nowhere.append(Launch(function, args, named, grid))
@@ -78,9 +82,11 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
         with without_collection():
             made = function[grid](*values, **named)
         if isinstance(made, CompiledKernel):
-            kernel.compiled[key] = made
+            kernel.compiled[key] = compiled = made
     else:
         compiled[(*grid, 1, 1)[:3]](*values)
+    if tape is not None:
+        tape.launches.append(Launched(compiled, (*grid, 1, 1)[:3], values))
 
 
 _nowhere: list[Launch] | None = None

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from onewave.gpu.tape import taken
 from onewave.memory.tensors import pool_of
 
 # By device, stream (or _GRAPHS) and use; the last of a list is the largest.
@@ -33,12 +35,12 @@ def scratch(device: torch.device, num_floats: int, use: str = "partials") -> Ten
     """At least num_floats of float32, any contents, for the current stream or for the graph that is being recorded.
 
     use: whose; another use has other memory."""
-    return _kept(use, device, num_floats, _LEAST_FLOATS, torch.float32)
+    return taken(partial(_kept, use, device, num_floats, _LEAST_FLOATS, torch.float32))
 
 
 def counters(device: torch.device, number: int) -> Tensor:
     """At least `number` zeros, int32, for the current stream or graph; a kernel leaves them as zeros."""
-    return _kept("counters", device, number, _LEAST_COUNTERS, torch.int32)
+    return taken(partial(_kept, "counters", device, number, _LEAST_COUNTERS, torch.int32))
 
 
 def recording_stream(device: torch.device) -> torch.cuda.Stream:

@@ -83,6 +83,13 @@ def is_watched(*tensors: Tensor | None) -> bool:
     return first is not None and first.is_meta
 
 
+def is_observed() -> bool:
+    """Whether a dispatch mode, forward-mode differentiation or a transform is active, whatever the tensors."""
+    if _len_torch_dispatch_stack() or peek_interpreter_stack():
+        return True
+    return bool(forward_ad._current_level >= 0)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownArgumentType]
+
+
 def is_readable(*tensors: Tensor | None) -> bool:
     """Whether contents can be read: not while a compiler, a dispatch mode or a transform sees the call, nor of a tensor
     that may have none (device meta, a subclass that dispatches by itself, such as a fake one)."""
@@ -205,9 +212,10 @@ def check_apart(what: str, written: Tensor) -> None:
 def checks_contents() -> bool:
     """Whether operators read lengths and block tables back to check them (ONEWAVE_DEBUG=1): never while a CUDA graph is
     recorded, when nothing can be read."""
-    return _is_debug() and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    return is_debug() and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 @cache
-def _is_debug() -> bool:
+def is_debug() -> bool:
+    """Whether ONEWAVE_DEBUG=1."""
     return Settings.from_env().debug

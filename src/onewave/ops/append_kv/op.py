@@ -13,10 +13,12 @@ from onewave.ops.append_kv.choose import choose
 from onewave.ops.backends import load
 from onewave.ops.choice import Choice, Kept
 from onewave.ops.library import checks_contents, is_readable, is_watched, register
+from onewave.ops.prepared import prepared
 
 _NAME = "append_kv"
 
 
+@prepared
 def append_kv(
     qkv: Tensor,
     rotary: Tensor | None,

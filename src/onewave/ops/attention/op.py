@@ -26,10 +26,12 @@ from onewave.ops.attention.pages import with_rows_of_pages
 from onewave.ops.attention.plan import AttentionChoice
 from onewave.ops.backends import load
 from onewave.ops.library import is_watched, refuse_grad, register
+from onewave.ops.prepared import prepared
 
 _NAME, _VARLEN = "attention", "attention_varlen"
 
 
+@prepared
 def attention(
     q: Tensor,
     k: Tensor,
@@ -81,6 +83,7 @@ def attention(
     return answer(call, return_lse)
 
 
+@prepared
 def attention_varlen(
     q: Tensor,
     k: Tensor,

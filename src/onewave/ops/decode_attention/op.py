@@ -15,10 +15,12 @@ from onewave.ops.decode_attention.caches import check_lengths
 from onewave.ops.decode_attention.call import SCHEMA, DecodeCall, check
 from onewave.ops.decode_attention.choose import choose
 from onewave.ops.library import check_optional, check_tensors, checks_contents, is_watched, refuse_grad, register
+from onewave.ops.prepared import prepared
 
 _NAME = "decode_attention"
 
 
+@prepared
 def decode_attention(
     q: Tensor,
     k_cache: Tensor,

@@ -10,6 +10,7 @@ from onewave.ops.backends import load
 from onewave.ops.library import check_tensors, is_watched, outside_autocast, refuse_grad, register
 from onewave.ops.linear.choose import LinearCall, choose
 from onewave.ops.linear.packed import PackedWeight
+from onewave.ops.prepared import prepared
 from onewave.ops.swiglu import swiglu
 
 LinearWeight = Tensor | PackedWeight
@@ -17,6 +18,7 @@ LinearWeight = Tensor | PackedWeight
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
+@prepared
 def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
     """x W^T + bias.
 
@@ -70,6 +72,7 @@ def _check(x: Tensor, weight: LinearWeight, bias: Tensor | None, out_dtype: torc
         _check_like("bias", bias, x)
 
 
+@prepared
 def linear_swiglu(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:
     """SwiGLU of a projection: swiglu(linear(x, weight, bias)), bit for bit, on Hopper in one launch.
 

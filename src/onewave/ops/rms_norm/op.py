@@ -11,11 +11,13 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.attention.masks import is_finite
 from onewave.ops.backends import implementation, load
 from onewave.ops.library import check_tensors, is_watched, register
+from onewave.ops.prepared import prepared
 
 _CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _DTYPES = (*_CUDA_DTYPES, torch.float64)
 
 
+@prepared
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale each row to unit RMS, then multiply by weight.
 
@@ -30,6 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _rms_norm(x, weight, eps)
 
 
+@prepared
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Add the residual stream, then normalise: one pass over both.
 

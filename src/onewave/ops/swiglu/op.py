@@ -8,11 +8,13 @@ from torch import Tensor
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.backends import implementation
 from onewave.ops.library import check_tensors, is_watched, register
+from onewave.ops.prepared import prepared
 
 _CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _DTYPES = (*_CUDA_DTYPES, torch.float64)
 
 
+@prepared
 def swiglu(gate_up: Tensor) -> Tensor:
     """SiLU of the first half of each row times its second half.
 

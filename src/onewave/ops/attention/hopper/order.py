@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from functools import partial
 
 import torch
 import triton
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from onewave.gpu.launch import launch_kernel
 from onewave.gpu.scratch import scratch
+from onewave.gpu.tape import taken
 from onewave.ops.attention.call import AttentionCall
 from onewave.ops.attention.hopper.plan import Schedule, dealt
 
@@ -41,7 +43,7 @@ def order_of(plan: Schedule, call: AttentionCall, *, queue: bool = False) -> tup
     """
     device, wanted, packed = call.q.device, call.options, call.packed
     if plan.order == "table":
-        table = _table(plan, device)
+        table = taken(partial(_table, plan, device))
         if table is not None:
             return table, TABLE, table.shape[1]
     if plan.order == "sorted" and packed is not None:

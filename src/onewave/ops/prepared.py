@@ -1,0 +1,123 @@
+"""Operators whose eager calls on a GPU are prepared: from its third call on, a form of call only packs and launches.
+
+`@prepared` stands before the public function of an operator. A form is all that the function may decide by: each
+tensor's shape, strides, dtype, device and alignment, and every other argument with its type. The first call of a form
+runs as ever, the second is recorded, later ones take what was prepared (gpu/prepared.py). Run as ever are calls that a
+compiler, a transform, a dispatch mode or autograd watches, calls within another operator or a CUDA graph's recording,
+on another GPU than the current one, with ONEWAVE_DEBUG=1 or a profiler's hooks in Triton, and all on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from enum import Enum, auto
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from onewave.gpu.tape import apart, current_tape, recording
+from onewave.ops.library import is_debug, is_observed
+
+if TYPE_CHECKING:
+    from onewave.gpu.prepared import Prepared
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+_MAX_FORMS = 1024
+_ALIGNED_BYTES = 16
+_PLAIN = frozenset((bool, int, float, str, torch.dtype))
+
+
+class _Seen(Enum):
+    ONCE = auto()
+    UNPREPARED = auto()
+
+
+def prepared(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """Return the operator with prepared calls; same arguments, results and errors."""
+    forms: dict[Hashable, Prepared | _Seen] = {}
+
+    @wraps(function)
+    def call(*args: _Given.args, **named: _Given.kwargs) -> _Result:
+        if torch.compiler.is_compiling():
+            return function(*args, **named)
+        values: tuple[Any, ...] = (*args, *named.values()) if named else args
+        first = values[0] if values else None
+        if type(first) is not Tensor or not first.is_cuda or is_observed() or torch.cuda.is_current_stream_capturing():
+            return function(*args, **named)
+        tensors: list[Tensor] = []
+        addresses: list[int] = []
+        form = _form(values, tuple(named), tensors, addresses)
+        if form is None or current_tape() is not None or is_debug():
+            return function(*args, **named)
+        known = forms.get(form)
+        if known is None:
+            if len(forms) >= _MAX_FORMS:
+                forms.clear()
+            forms[form] = _Seen.ONCE
+        elif known is _Seen.ONCE:
+            return _record(function, args, named, lambda found: forms.__setitem__(form, found))
+        elif known is not _Seen.UNPREPARED and not known.has_hooks():
+            return known(tensors, addresses)
+        return function(*args, **named)
+
+    return call
+
+
+def _form(
+    values: tuple[Any, ...], names: tuple[str, ...], tensors: list[Tensor], addresses: list[int]
+) -> Hashable | None:
+    """All that decides a call; None where more does, and on another GPU than the current one.
+
+    Its tensors and their addresses go into the lists.
+    """
+    device = torch.cuda.current_device()
+    form: list[Hashable] = [device, names]
+    grad = torch.is_grad_enabled()
+    try:
+        for value in values:
+            kind = cast("Any", type(value))
+            if value is None:
+                form.append(None)
+            elif kind is Tensor:
+                if value.get_device() != device or (grad and value.requires_grad):
+                    return None
+                address = value.data_ptr()
+                tensors.append(value)
+                addresses.append(address)
+                form += (value.shape, value.stride(), value.dtype, address % _ALIGNED_BYTES)
+            elif kind in _PLAIN or (kind is tuple and all(type(each) is int or each is None for each in value)):
+                form += (kind, value)  # True, 1 and 1.0 are one without their kind
+            else:
+                return None
+    except (RuntimeError, NotImplementedError):  # tensors without strides or memory: the operator says what is wrong
+        return None
+    return tuple(form)
+
+
+def _record(
+    function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], keep: Callable[[Prepared | _Seen], None]
+) -> Any:
+    """Run a call, record what it launches, and keep what is prepared of it."""
+    from onewave.gpu.prepared import prepare
+
+    given = [*args, *named.values()]
+    places = [at for at, value in enumerate(given) if type(value) is Tensor]
+    operands = [apart(given[at]) for at in places]
+    for at, operand in zip(places, operands, strict=True):
+        given[at] = operand
+    with recording() as tape:
+        result = function(*given[: len(args)], **dict(zip(named, given[len(args) :], strict=True)))
+    keep(prepare(tape, operands, result) or _Seen.UNPREPARED)
+
+    def own(tensor: Any) -> Any:
+        """The caller's own tensor where the operator returns one that it was given."""
+        same = [at for at, operand in zip(places, operands, strict=True) if operand is tensor]
+        return [*args, *named.values()][same[0]] if same else tensor
+
+    if isinstance(result, tuple):
+        return tuple([own(each) for each in cast("tuple[Any, ...]", result)])
+    return own(result)
