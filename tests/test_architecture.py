@@ -49,7 +49,7 @@ IMPLEMENTATIONS = {"gpu", "wave", "triton", "hopper", "fp8", "mma", "chain"}
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 MAX_LINES, MAX_MODULES = 500, 15
 # What base holds for those above it that have torch.
-WITH_TORCH = {PACKAGE / "base" / "device.py", PACKAGE / "base" / "rounding.py"}
+WITH_TORCH = {PACKAGE / "base" / "device.py", PACKAGE / "base" / "rounding.py", PACKAGE / "base" / "group_rounding.py"}
 
 
 @dataclass(frozen=True)

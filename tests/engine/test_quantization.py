@@ -42,7 +42,7 @@ def test_a_wave_and_plain_operators_generate_the_same_of_the_same_rounded_weight
     assert none is None
     assert isinstance(plain.weights.head, Tensor)
     (record,) = caplog.records
-    assert record.getMessage() == f"{name} weights are kept in float16: only the wave holds them in one byte"
+    assert record.getMessage() == f"{name} weights are kept in float16: only the wave holds them packed"
     assert tokens_of(model, wave) == tokens_of(plain, None)
     assert tokens_of(plain, None) != tokens_of(load("eager", LOCATION, BASE, how(tmp_path, None))[0], None)
 
@@ -94,13 +94,14 @@ def test_the_bytes_that_a_step_reads_are_those_of_its_path(planned: list[Any], n
     whole = decode_weight_bytes(plain.weights)
     rows = 2 * (256 + 128 + 2 * 192 + 128) + 131
     matrices = 2 * 128 * (256 + 128 + 2 * 192 + 192) + 131 * 128
+    packed = int(matrices * ROUNDINGS[name].weight_bytes)
     assert decode_weight_bytes(model.weights, unpacked=True) == whole
-    assert decode_weight_bytes(model.weights) == whole - 2 * matrices + matrices + 4 * rows
+    assert decode_weight_bytes(model.weights) == whole - 2 * matrices + packed + 4 * rows
 
 
-@pytest.mark.parametrize("wrong", ["int4", "", 8, ["int8"]])
+@pytest.mark.parametrize("wrong", ["int3", "", 8, ["int8"]])
 def test_an_unknown_quantization_is_refused_before_anything_is_loaded(wrong: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=rf"quantization: {re.escape(repr(wrong))}; .*int8, fp8 or None"):
+    with pytest.raises(InvalidArgumentError, match=rf"quantization: {re.escape(repr(wrong))}; .*fp8, int4 or None"):
         LLM("no-such-model", quantization=wrong)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onewave.base.weight_formats import Rounding
+from onewave.base.weight_formats import RowRounding
 
 _SMALLEST_NORMAL = 2.0**-126
 
 
-def round_rows(rows: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
+def round_rows(rows: Tensor, rounding: RowRounding) -> tuple[Tensor, Tensor]:
     """Round each row: float32 [n, cols] to (uint8 [n, cols], the formats' bits; float32 [n], scales).
 
     Ties to even. A row that is zero, or would have a subnormal scale, becomes zeros. A row with a NaN or infinite
@@ -28,7 +28,7 @@ def round_rows(rows: Tensor, rounding: Rounding) -> tuple[Tensor, Tensor]:
     return made.view(torch.uint8), scales
 
 
-def restore_rows(made: Tensor, scales: Tensor, rounding: Rounding, dtype: torch.dtype) -> Tensor:
+def restore_rows(made: Tensor, scales: Tensor, rounding: RowRounding, dtype: torch.dtype) -> Tensor:
     """Dequantise rows: uint8 [n, cols] times float32 [n], rounded once to dtype. Returns [n, cols]."""
     values = made.view(torch.int8 if rounding.name == "int8" else torch.float8_e4m3fn).to(torch.float32)
     return (values * scales[:, None]).to(dtype)

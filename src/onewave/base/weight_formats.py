@@ -1,4 +1,8 @@
-"""Formats of weights in a stream besides 16 bits: one-byte formats by name, and compact. Needs no torch."""
+"""Formats of weights in a stream besides 16 bits, by name. Needs no torch.
+
+`Rounding`s round 16-bit weights as they are packed: to one byte with a scale a row, or to four bits with a scale a
+group. `COMPACT` loses nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +16,54 @@ COMPACT_BYTES = 1.625
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """A format of weights in a stream. number: the kernel's FORMAT. weight_bytes: bytes a weight."""
+    """A format of weights in a stream. number: the kernel's FORMAT. weight_bytes: bytes a weight, with what a tile has
+    beside it. box_rows, beside_rows: of an image, rows of 128 bytes that one copy brings, and of what lies beside its
+    values."""
 
     name: str
     number: int
     weight_bytes: float
+    box_rows: int
+    beside_rows: int
 
 
 @dataclass(frozen=True)
 class Rounding(WeightFormat):
-    """A one-byte format (rounding.py). largest: the largest magnitude in use."""
+    """A format that 16-bit weights are rounded to."""
+
+
+@dataclass(frozen=True)
+class RowRounding(Rounding):
+    """A one-byte format with a scale a row (rounding.py). largest: the largest magnitude in use."""
 
     largest: float
 
 
-ROUNDINGS = {found.name: found for found in (Rounding("int8", 1, 1, 127.0), Rounding("fp8", 2, 1, 448.0))}
+@dataclass(frozen=True)
+class GroupRounding(Rounding):
+    """Four bits a weight, 0 to 15, with a float16 scale for each group of neighbouring columns of a row, 32, 64 or 128
+    (group_rounding.py). minima: whether each group has a float16 minimum as well; without one 8 stands for zero."""
+
+    group: int
+    minima: bool
+
+
+def _nibbles(group: int, *, minima: bool) -> GroupRounding:
+    name = "int4" if group == 128 and not minima else f"int4 groups of {group}{' with minima' * minima}"
+    rows = 128 // group * (1 + minima)
+    number = 4 + (128, 64, 32).index(group) + 3 * minima
+    return GroupRounding(name, number, (32 + rows) / 64, 32, rows, group, minima)
+
+
+ROW_ROUNDINGS = {
+    found.name: found for found in (RowRounding("int8", 1, 1, 64, 0, 127.0), RowRounding("fp8", 2, 1, 64, 0, 448.0))
+}
 """One-byte formats by name."""
-COMPACT = WeightFormat("compact", 3, COMPACT_BYTES)
+NIBBLES = {(group, minima): _nibbles(group, minima=minima) for group in (128, 64, 32) for minima in (False, True)}
+"""Formats of four bits by columns of a group and whether there are minima."""
+ROUNDINGS: dict[str, Rounding] = {**ROW_ROUNDINGS, "int4": NIBBLES[128, False]}
+"""Formats that weights can be rounded to on load, by name."""
+COMPACT = WeightFormat("compact", 3, COMPACT_BYTES, 32, 8)
 """bfloat16 weights in thirteen bits, without loss (compact.py)."""
 WEIGHT_BYTES: dict[str, float] = {"16-bit": 2} | {
     found.name: found.weight_bytes for found in (*ROUNDINGS.values(), COMPACT)
@@ -47,7 +82,7 @@ def name_of(found: WeightFormat | None) -> str:
 
 
 def find_rounding(name: object) -> Rounding | None:
-    """Find a one-byte format by name; None for None. Raises InvalidArgumentError."""
+    """Find a format to round to by name; None for None. Raises InvalidArgumentError."""
     if name is None:
         return None
     if not isinstance(name, str) or name not in ROUNDINGS:

@@ -47,7 +47,7 @@ Quantization = Annotated[
     str | None,
     typer.Option(
         "--quantization",
-        help="int8 or fp8: round the matrices to one byte a weight, one scale a row; a wave then reads that.",
+        help="int8 or fp8 (a scale a row) or int4 (a scale for 128 columns): what to round the matrices to.",
     ),
 ]
 Compact = Annotated[

@@ -70,9 +70,9 @@ class LLM:
     line that says why; on a CPU eager. What is named never falls back. decode_path says which one runs.
     keep_unpacked: with the wave, keep the matrices that the first prompt has unpacked: as much memory again, for a
     faster prefill; the same bits. None: where they take at most half of what is free then, and are not quantized.
-    quantization: None, or what the matrices are rounded to as the model loads, one scale a row: "int8" or "fp8" (e4m3).
-    The wave then reads one byte a weight; activations, sums, cache and embedding keep their types. Other decode paths
-    and a CPU keep the same rounded weights in the model's dtype, and save no memory.
+    quantization: None, or what the matrices are rounded to as the model loads: "int8" or "fp8" (e4m3) with a scale a
+    row, or "int4" with a scale for 128 columns. The wave then reads that; activations, sums, cache and embedding keep
+    their types. Other decode paths and a CPU keep the same rounded weights in the model's dtype, and save no memory.
     compact: with the wave, keep bfloat16 matrices in thirteen bits a weight, without loss, so that a token reads a
     fifth less. None: wherever it can be; a line is logged if a model has weights that it can't. True: or an error.
     `compact` of a loaded model says whether it has.

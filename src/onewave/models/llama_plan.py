@@ -162,9 +162,12 @@ def _shape(config: ModelConfig, padded: int, weight_bytes: float = 2, slices: in
 
     if weight_bytes == 2:
         return made(1)
-    # The larger tile streams faster, unless much of it only fills up rows.
-    small, large = made(1), made(2)
-    return large if _padded_values(config, large) <= _MAX_FILLING * _padded_values(config, small) else small
+    # A larger tile streams faster, unless much of it only fills up rows.
+    # Four images of 16 sequences would spill.
+    sizes = (1, 2, 4) if weight_bytes < 1 and padded <= 8 else (1, 2)
+    smallest, *larger = map(made, sizes)
+    filled = _MAX_FILLING * _padded_values(config, smallest)
+    return next((shape for shape in reversed(larger) if _padded_values(config, shape) <= filled), smallest)
 
 
 def _padded_values(config: ModelConfig, shape: TileShape) -> int:

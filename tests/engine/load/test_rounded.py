@@ -44,7 +44,7 @@ def plain_model(config: ModelConfig, rounding: Rounding | None) -> Llama:
 
 
 def streamed(config: ModelConfig, rounding: Rounding) -> StreamedModel:
-    program = plan_decode(config, batch=1, workers=3, weight_bytes=1).program
+    program = plan_decode(config, batch=1, workers=3, weight_bytes=rounding.weight_bytes).program
     with open_parts(LOCATION, config, LoadOptions(dtype=torch.float16, device=CPU, load_format="dummy")) as parts:
         return stream_model(parts, config, program, options(weight_format=rounding))
 
@@ -80,7 +80,7 @@ def test_the_rounded_model_is_near_the_whole_one_but_not_it(family: str, roundin
     found = logits(plain_model(FAMILIES[family], rounding))
     for mine, exact in zip(found, whole, strict=True):
         error = float((mine - exact).norm() / exact.norm())
-        assert 1e-3 < error < {"int8": 0.03, "fp8": 0.12}[rounding.name]
+        assert 1e-3 < error < {"int8": 0.03, "fp8": 0.12, "int4": 0.4}[rounding.name]
 
 
 @BOTH

@@ -26,6 +26,7 @@ from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights import pack
+from onewave.wave.weights.formats import plain
 from onewave.weights.fetch.sources import ModelLocation
 
 CPU = torch.device("cpu")
@@ -177,12 +178,12 @@ def test_progress_reaches_what_the_stream_holds() -> None:
 
 
 def test_a_tile_that_was_packed_wrong_is_noticed_while_loading(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = pack.tile_images
+    right = plain.tile_images
 
     def wrong(rows: Tensor, shape: Any) -> Tensor:
         return right(rows, shape).flip(1)
 
-    monkeypatch.setattr(pack, "tile_images", wrong)
+    monkeypatch.setattr(plain, "tile_images", wrong)
     with pytest.raises(UnsupportedError, match="read back otherwise"):
         streamed_model(BASE)
 

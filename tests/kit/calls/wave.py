@@ -18,7 +18,7 @@ from onewave.models.decode_wave import DecodeWave
 from onewave.ops.ffn.op import pack_ffn
 from onewave.ops.ffn.wave.launch import PackedFFN, Packing
 
-FORMATS = {"": None, "int8": ROUNDINGS["int8"], "fp8": ROUNDINGS["fp8"], "compact": COMPACT}
+FORMATS = {"": None, **ROUNDINGS, "compact": COMPACT}
 _DEVICE = torch.device("cuda", 0)
 _CAPACITY = 512
 # No constant depends on how many there are, and fewer are planned for sooner.

@@ -33,6 +33,7 @@ from kit.numpy_gpu.numpy_memory import (
     compact_numbers,
     listed_numbers,
     multiplied,
+    nibbles,
     raised,
     widened,
     wrapped,
@@ -276,7 +277,7 @@ class Gluon:
 
 
 _ATTEND = "attend.combine attend.streamed attend.cached attend.publish attend.attend attend.merge"
-_NAMES = f"records finish {_ATTEND} exchange hand_over widen.widen load kernel"
+_NAMES = f"records finish {_ATTEND} exchange hand_over widen.groups widen.widen load kernel"
 WAVE = tuple(import_module(f"onewave.wave.kernel.{name}") for name in _NAMES.split())
 """The modules of the wave kernel."""
 
@@ -402,6 +403,7 @@ def _namespace(
         ),
         "widened": widened,
         "raised": raised,
+        "nibbles": nibbles,
         "compact_numbers": compact_numbers,
         "listed_numbers": listed_numbers,
         "nanoseconds": lambda after: 0,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onewave.base.weight_formats import ROUNDINGS
+from onewave.base.weight_formats import ROW_ROUNDINGS
 from onewave.wave.weights.rounding import unpaired
 
 DTYPES: dict[torch.dtype, Any] = {torch.float16: np.float16, torch.bfloat16: ml_dtypes.bfloat16}
@@ -125,11 +125,17 @@ class Memory:
 def widened(words: Array, DTYPE: Any, FORMAT: int) -> tuple[Array, ...]:
     """What byte_values.widened says in PTX: the bits of float16 numbers, pair by pair, too small by a power of two."""
     pairs = torch.from_numpy(np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4))
-    raw = unpaired(pairs, ROUNDINGS["int8" if FORMAT == 1 else "fp8"])
+    raw = unpaired(pairs, ROW_ROUNDINGS["int8" if FORMAT == 1 else "fp8"])
     made = raw.view(torch.int8).half() * 2.0**-24 if FORMAT == 1 else raw.view(torch.float8_e4m3fn).half() * 2.0**-8
     values = made.numpy()
     assert DTYPE is np.float16
     return tuple(wrapped(values[..., byte].view(np.int16)) for byte in range(4))
+
+
+def nibbles(words: Array) -> tuple[Array, ...]:
+    """What nibble_values.nibbles says in PTX: four numbers of the bytes' lower nibbles, then of the upper."""
+    raw = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4).astype(np.int16)
+    return tuple(wrapped(raw[..., byte] & mask) for mask in (15, 240) for byte in range(4))
 
 
 def raised(words: Array, DTYPE: Any, FORMAT: int) -> Array:

@@ -10,14 +10,23 @@ from torch import Tensor
 
 from kit.numpy_gpu.gluon_in_numpy import Descriptor, Fault, Matrix, Memory, Pointer, launch
 from kit.numpy_gpu.numpy_memory import DTYPES, as_numpy
+from onewave.base.weight_formats import WeightFormat
 from onewave.wave.plan.layout import STEP_WORDS, TOGETHER
 from onewave.wave.plan.program import WaveProgram
 
 
 class Bench:
-    """A program's buffers in the simulated device's memory, kept from launch to launch. lists: of compact weights."""
+    """A program's buffers in the simulated device's memory, kept from launch to launch. lists: of compact weights.
+    form: of weights below 16 bits."""
 
-    def __init__(self, program: WaveProgram, stream: Tensor, lists: Tensor | None = None, **constants: Any):
+    def __init__(
+        self,
+        program: WaveProgram,
+        stream: Tensor,
+        lists: Tensor | None = None,
+        form: WeightFormat | None = None,
+        **constants: Any,
+    ):
         self.program, self.memory = program, Memory(1 << 26)
         self.planted: list[Fault] = []
         put = self.memory.put
@@ -27,8 +36,8 @@ class Bench:
         waits = program.waits if program.waits.size else np.zeros((1, 2), dtype=np.int32)
         tiles, images = as_numpy(stream), program.shape.images
         self.arguments: dict[str, Any] = {
-            "weights": Descriptor(tiles, program.shape.tile_rows if lists is None else 32 * images),
-            "lasts": Descriptor(tiles, 8 * images),
+            "weights": Descriptor(tiles, program.shape.tile_rows if form is None else form.box_rows * images),
+            "lasts": Descriptor(tiles, 0 if form is None else form.beside_rows * images),
             "lists": None if lists is None else Descriptor(lists.numpy(), 1),
             "slack": put(program.slack),
             "slack_words": program.slack.shape[1],
@@ -50,7 +59,7 @@ class Bench:
             "set_words": program.set_words,
             "skipped": -1,
             "DTYPE": DTYPES[stream.dtype],
-            "FORMAT": 0,
+            "FORMAT": 0 if form is None else form.number,
             **program.constants,
             "ACT": 1,
             "SYNC": 0,

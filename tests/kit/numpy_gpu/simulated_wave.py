@@ -54,12 +54,11 @@ class Simulated:
         for name, weight in wave_weights(model).items():
             stream.put(name, weight)
         assert stream.reached
-        if weight_format is not None:
-            constants |= {"FORMAT": weight_format.number}
         self.bench = Bench(
             plan.program,
             stream.tensor,
             stream.lists,
+            weight_format,
             **{
                 "D": groups.head_dim,
                 "GP": groups.size,

@@ -12,7 +12,7 @@ from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, random_model
 from kit.numpy_gpu.gluon_in_numpy import Fault
 from kit.numpy_gpu.happens_before import Race
 from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, Simulated, assert_batch_invariant, assert_error_rule
-from onewave.base.weight_formats import ROUNDINGS
+from onewave.base.weight_formats import ROW_ROUNDINGS
 from onewave.engine.load.rounded import round_weights
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
@@ -29,13 +29,13 @@ WIDE = replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig(
 def exact_of(model: Llama, name: str) -> Llama:
     """The rounded weights in float32: what a step is to come to."""
     wide = in_float32(model)
-    weights = round_weights(wide.weights, ROUNDINGS[name])
+    weights = round_weights(wide.weights, ROW_ROUNDINGS[name])
     return Llama(model.config, weights, max_model_len=model.max_model_len)
 
 
 def agree(model: Llama, name: str, batch: int, workers: int, steps: int) -> None:
     exact = exact_of(model, name)
-    wave = Simulated(model, batch, workers, batch, weight_format=ROUNDINGS[name])
+    wave = Simulated(model, batch, workers, batch, weight_format=ROW_ROUNDINGS[name])
     kv = exact.new_cache(num_slots=batch, capacity=CAPACITY)
     dice = torch.Generator().manual_seed(3)
     for step in range(steps):
@@ -75,7 +75,7 @@ def test_keys_come_between_tiles_of_rounded_weights(name: str, dim: int, monkeyp
     rope = RopeConfig("default", 500.0, dim)
     model = random_model(replace(LONG, intermediate_size=2112, head_dim=dim, rope=rope, num_heads=4, num_kv_heads=2))
     contexts = [900, 257]
-    wave = Simulated(model, 2, 3, 2, weight_format=ROUNDINGS[name])
+    wave = Simulated(model, 2, 3, 2, weight_format=ROW_ROUNDINGS[name])
     assert wave.bench.arguments["STREAMS"]
     wave.fill([0, 1], contexts)
     exact = exact_of(model, name)
@@ -134,7 +134,7 @@ def test_slices_of_a_long_row_carry_their_rows_scales(monkeypatch: pytest.Monkey
 
 
 def test_neither_workers_nor_batch_mates_change_a_bit() -> None:
-    assert_batch_invariant(random_model(LONG), ROUNDINGS["int8"])
+    assert_batch_invariant(random_model(LONG), ROW_ROUNDINGS["int8"])
 
 
 def test_a_stream_of_bytes_is_half_as_long_and_its_ring_twice_as_deep() -> None:
@@ -146,16 +146,16 @@ def test_a_stream_of_bytes_is_half_as_long_and_its_ring_twice_as_deep() -> None:
         assert rounded.num_scales >= sum((4 + 2 * 2) * 32 + 2 * 128 + 2 * 192 for _ in range(2)) + 131
 
 
-@pytest.mark.parametrize("name", ROUNDINGS)
+@pytest.mark.parametrize("name", ROW_ROUNDINGS)
 def test_logits_are_as_near_to_exact_ones_as_the_error_rule_asks(name: str) -> None:
     model = random_model(BASE)
-    rounded = round_weights(random_model(BASE).weights, ROUNDINGS[name])
+    rounded = round_weights(random_model(BASE).weights, ROW_ROUNDINGS[name])
     plain = Llama(model.config, rounded, max_model_len=model.config.max_position)
-    assert_error_rule(Simulated(model, 3, 3, 3, weight_format=ROUNDINGS[name]), exact_of(model, name), plain)
+    assert_error_rule(Simulated(model, 3, 3, 3, weight_format=ROW_ROUNDINGS[name]), exact_of(model, name), plain)
 
 
 def test_a_slot_that_goes_before_anything_orders_its_loads_and_the_next_copies_is_found() -> None:
-    wave = Simulated(random_model(LONG), 1, 1, 1, weight_format=ROUNDINGS["int8"])
+    wave = Simulated(random_model(LONG), 1, 1, 1, weight_format=ROW_ROUNDINGS["int8"])
     wave.bench.planted.append(Fault("multiply_bytes", "fence_async_shared()", "pass"))
     with pytest.raises(Race, match=r"a copy by TMA writes what multi.* read"):
         wave.step([5], [0], [0])

@@ -32,7 +32,8 @@ from onewave.wave.plan.pace import sooner
 from onewave.wave.plan.program import build_program
 from onewave.wave.plan.slices import slice_bounds
 from onewave.wave.plan.steps import Kind, Word
-from onewave.wave.weights.pack import Weight, WeightStream, pack_stream, tile_images
+from onewave.wave.weights.formats.plain import tile_images
+from onewave.wave.weights.pack import Weight, WeightStream, pack_stream
 
 CPU = torch.device("cpu")
 

@@ -192,7 +192,7 @@ def test_a_stream_is_the_same_whoever_packs_it(monkeypatch: pytest.MonkeyPatch) 
     for name, weight in weights.items():
         plain.put(name, weight)
         with monkeypatch.context() as patch:
-            patch.setattr(WeightStream, "_packs_in_place", lambda *_: True)
+            patch.setattr(WeightStream, "_is_here", lambda *_: True)
             by_kernel.put(name, weight)
         assert not by_kernel.differs(name, weight)
     assert by_kernel.reached

@@ -13,6 +13,7 @@ from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.wave.plan.layout import tile_shape
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights import pack
+from onewave.wave.weights.formats.plain import tile_images
 from onewave.wave.weights.pack import Weight, WeightStream
 from onewave.wave.weights.pack_impl import UnpackedRows, pack_tiles, unpack_tiles
 
@@ -125,7 +126,7 @@ def test_the_kernels_pack_and_unpack_as_plain_indexing_does(batch: int, height: 
     for gain in (weight.gain, None):
         weight = Weight(matrices, gain)
         expected = torch.zeros(blocks * tiles + 3, 8192, dtype=torch.float16)
-        expected[places.long()] = pack.tile_images(weight.block(0, blocks * shape.rows, CPU), shape)
+        expected[places.long()] = tile_images(weight.block(0, blocks * shape.rows, CPU), shape)
         found = torch.zeros_like(expected)
         pack_tiles(found, places, matrices, gain, shape)
         assert torch.equal(found, expected)

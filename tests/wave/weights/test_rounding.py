@@ -16,7 +16,7 @@ from kit.operands.random import randn
 from kit.ptx.ptx_text import executed
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.rounding import restore_rows, round_rows
-from onewave.base.weight_formats import ROUNDINGS, Rounding, find_rounding
+from onewave.base.weight_formats import ROW_ROUNDINGS, RowRounding, find_rounding
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.wave.kernel.widen import byte_values
@@ -27,10 +27,10 @@ from onewave.wave.weights.pack_impl import UnpackedRows, unpack_bytes
 from onewave.wave.weights.rounding import byte_images, paired, place_in_image, unpaired
 
 CPU = torch.device("cpu")
-BOTH = pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=str)
+BOTH = pytest.mark.parametrize("rounding", ROW_ROUNDINGS.values(), ids=str)
 
 
-def values_of(rounding: Rounding) -> Tensor:
+def values_of(rounding: RowRounding) -> Tensor:
     """What each of the 256 bytes stands for, written out."""
     byte = np.arange(256)
     if rounding.name == "int8":
@@ -41,7 +41,7 @@ def values_of(rounding: Rounding) -> Tensor:
 
 
 @BOTH
-def test_each_value_is_the_nearest_of_the_formats(rounding: Rounding) -> None:
+def test_each_value_is_the_nearest_of_the_formats(rounding: RowRounding) -> None:
     rows = randn(5, 700) * torch.tensor([1e-3, 1.0, 30.0, 1e-20, 1e20])[:, None]
     made, scales = round_rows(rows, rounding)
     assert torch.equal(scales, rows.abs().amax(1) / rounding.largest)
@@ -54,7 +54,7 @@ def test_each_value_is_the_nearest_of_the_formats(rounding: Rounding) -> None:
 
 
 @BOTH
-def test_rows_of_zeros_stay_zeros_and_rows_of_nonsense_show(rounding: Rounding) -> None:
+def test_rows_of_zeros_stay_zeros_and_rows_of_nonsense_show(rounding: RowRounding) -> None:
     rows = torch.tensor([[0.0, 0.0], [1e-41, -1e-42], [1.0, float("nan")], [float("inf"), 1.0], [2.0, -4.0]])
     found = restore_rows(*round_rows(rows, rounding), rounding, torch.float32)
     assert torch.equal(found[:2], torch.zeros(2, 2))
@@ -64,17 +64,17 @@ def test_rows_of_zeros_stay_zeros_and_rows_of_nonsense_show(rounding: Rounding) 
 
 def test_an_unknown_rounding_is_refused_with_those_that_are_known() -> None:
     assert find_rounding(None) is None
-    assert find_rounding("fp8") is ROUNDINGS["fp8"]
-    with pytest.raises(InvalidArgumentError, match="int8, fp8 or None"):
-        find_rounding("int4")
+    assert find_rounding("fp8") is ROW_ROUNDINGS["fp8"]
+    with pytest.raises(InvalidArgumentError, match="int8, fp8, int4 or None"):
+        find_rounding("int3")
 
 
 @pytest.mark.parametrize(("batch", "images"), [(1, 1), (2, 2), (8, 1), (16, 2), (32, 1)])
 def test_an_image_holds_operand_a_in_the_order_that_threads_read(batch: int, images: int) -> None:
     shape = tile_shape(batch, weight_bytes=1, images=images)
     rows = torch.randint(256, (2 * shape.rows, 3 * shape.cols - 64), generator=torch.Generator().manual_seed(batch))
-    made = byte_images(rows.to(torch.uint8), shape, ROUNDINGS["fp8"])  # whose values any byte may be
-    found = unpaired(made, ROUNDINGS["fp8"]).view(2, 3, images, 8192)
+    made = byte_images(rows.to(torch.uint8), shape, ROW_ROUNDINGS["fp8"])  # whose values any byte may be
+    found = unpaired(made, ROW_ROUNDINGS["fp8"]).view(2, 3, images, 8192)
     row, column = torch.meshgrid(torch.arange(64), torch.arange(128), indexing="ij")
     at = place_in_image(row, column)
     assert torch.equal(at.flatten().sort().values, torch.arange(8192))
@@ -101,9 +101,9 @@ def test_all_bytes_widen_exactly_in_every_place_of_a_word(
     used = np.flatnonzero(np.arange(256) != 128 if rounding == "int8" else np.arange(256) & 127 != 127)
     dice = np.random.default_rng(1)
     raw = np.stack([dice.permutation(np.tile(used, 4)) for _ in range(4)], axis=1).astype(np.uint8)
-    words = paired(torch.from_numpy(raw), ROUNDINGS[rounding]).numpy().view(np.uint32)[:, 0]
+    words = paired(torch.from_numpy(raw), ROW_ROUNDINGS[rounding]).numpy().view(np.uint32)[:, 0]
     made = executed(text.value, {"$4": words})  # type: ignore[attr-defined]
-    expected = values_of(ROUNDINGS[rounding]) * 2.0**-exponent
+    expected = values_of(ROW_ROUNDINGS[rounding]) * 2.0**-exponent
     for place in range(4):
         found = torch.from_numpy(np.ascontiguousarray(made[f"${place}"])).view(dtype)
         assert torch.equal(found.double(), expected[torch.from_numpy(raw[:, place].astype(np.int64))])
@@ -121,7 +121,7 @@ def test_sums_get_back_what_numbers_are_too_small_by_and_activations_too_large(r
 
 
 @BOTH
-def test_bytes_that_were_paired_come_apart_again(rounding: Rounding) -> None:
+def test_bytes_that_were_paired_come_apart_again(rounding: RowRounding) -> None:
     every = torch.cartesian_prod(torch.arange(256), torch.arange(256)).to(torch.uint8)
     if rounding.name == "int8":
         every = every[(every != 128).all(1)]
@@ -146,7 +146,7 @@ def of_bytes(plain: WaveProgram) -> WaveProgram:
 
 
 @BOTH
-def test_a_rounded_matrix_comes_back_as_its_rounded_rows(program: WaveProgram, rounding: Rounding) -> None:
+def test_a_rounded_matrix_comes_back_as_its_rounded_rows(program: WaveProgram, rounding: RowRounding) -> None:
     gain = 1 + randn(192, seed=3) / 4
     up = Weight((randn(576, 192).half(), randn(576, 192, seed=1).half()), gain.half())
     down = Weight((randn(128, 576, seed=2).half(),))
@@ -172,7 +172,7 @@ def test_a_rounded_matrix_comes_back_as_its_rounded_rows(program: WaveProgram, r
     ("batch", "images", "height", "cols", "count"), [(1, 1, 40, 1100, 1), (4, 2, 33, 600, 2), (16, 2, 64, 256, 2)]
 )
 def test_the_unpacking_kernel_reads_what_was_packed(
-    rounding: Rounding, batch: int, images: int, height: int, cols: int, count: int
+    rounding: RowRounding, batch: int, images: int, height: int, cols: int, count: int
 ) -> None:
     shape = tile_shape(batch, weight_bytes=1, images=images)
     matrices = tuple(randn(height, cols, seed=seed).half() for seed in range(count))

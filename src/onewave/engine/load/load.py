@@ -90,7 +90,7 @@ def _load_plain(location: ModelLocation, config: ModelConfig, options: LoadOptio
         from onewave.engine.load.rounded import round_weights, tile_weights
 
         name = str(options.dtype).removeprefix("torch.")
-        _log.warning("%s weights are kept in %s: only the wave holds them in one byte", rounding.name, name)
+        _log.warning("%s weights are kept in %s: only the wave holds them packed", rounding.name, name)
         try:
             found.weights = round_weights(found.weights, rounding)
             if tiled:

@@ -1,4 +1,4 @@
-"""A plain model with the very weights of a wave that holds them rounded to one byte, kept in the model's dtype.
+"""A plain model with the very weights of a wave that holds them rounded, kept in the model's dtype.
 
 Nothing is saved by that: it lets other decode paths, and a CPU, run the same model. As in a stream the gains of the
 norms before qkv, gate_up and the head are multiplied into these matrices and rounded with them, and the head is a
@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from onewave.base.rounding import restore_rows, round_rows
+from onewave.base.group_rounding import rounded
 from onewave.base.weight_formats import Rounding
 from onewave.models.llama import MATRICES, NORMS, LayerWeights, LlamaWeights, plain
 from onewave.ops.linear import pack_dense
@@ -25,7 +25,7 @@ _WORKING_BYTES = 64 << 20
 def round_weights(weights: LlamaWeights, rounding: Rounding) -> LlamaWeights:
     """Round every matrix but the embedding, in place, and return the model's new weights.
 
-    A value is its byte's times its row's scale, rounded once to the matrix's dtype. Raises UnsupportedError for packed
+    A value is the format's, rounded once to the matrix's dtype. Raises UnsupportedError for packed
     matrices.
     """
     ones = torch.ones_like(weights.norm)
@@ -61,4 +61,4 @@ def _round(matrix: Tensor, gain: Tensor | None, rounding: Rounding) -> None:
     for first in range(0, len(matrix), step):
         rows = matrix[first : first + step]
         wide = rows.float() if gain is None else rows.float() * gain.float()
-        rows.copy_(restore_rows(*round_rows(wide, rounding), rounding, matrix.dtype))
+        rows.copy_(rounded(wide, rounding, matrix.dtype))

@@ -26,6 +26,7 @@ from onewave.models.llama_plan import plan_program
 from onewave.wave.plan.layout import BLOCK_KEYS
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.steps import Word
+from onewave.wave.weights.formats import tile_format
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
 
 _WORDS = 64
@@ -140,22 +141,14 @@ def compile_step(config: ModelConfig, stream: WeightStream, *, batch: int) -> No
 @torch.inference_mode()
 def compile_packing(stream: WeightStream) -> None:
     """Launch what packs and unpacks a model's matrices, on a blank stream's one tile."""
-    from onewave.wave.weights.compact_impl import pack_compact, unpack_compact
-    from onewave.wave.weights.pack_impl import UnpackedRows, pack_tiles, unpack_bytes, unpack_tiles
+    from onewave.wave.weights.pack_impl import UnpackedRows
 
     shape, place = stream.shape, torch.zeros(1, dtype=torch.int32, device=stream.device)
-    images, lists, scales = stream.images, stream.lists, stream.scales
+    form, tiles = tile_format(stream.weight_format, shape, stream.dtype), stream.all_tiles()
     gain = torch.ones(shape.cols, dtype=stream.dtype, device=stream.device)
     for count, gained in ((1, gain), (1, None), (2, gain)):
         zeros = torch.zeros(shape.rows, shape.cols, dtype=stream.dtype, device=stream.device)
         matrices = zeros.chunk(count)
         part = UnpackedRows(zeros.view(count, -1, shape.cols), count, first_row=0, first_block=0, blocks=1)
-        if scales is None:
-            pack_tiles(images, place, matrices, gained, shape)
-            unpack_tiles(images, place, part, shape)
-        elif lists is not None:
-            pack_compact(images, lists, scales, stream.reached, place, matrices, gained, shape)
-            unpack_compact(images, lists, place, scales, part, shape)
-        else:  # what rounds and packs is PyTorch's
-            assert stream.weight_format is not None
-            unpack_bytes(images, place, scales, part, shape, stream.weight_format.number)
+        form.pack_by_kernel(tiles, place, matrices, gained)
+        form.unpack(tiles, place, part)

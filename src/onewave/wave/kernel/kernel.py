@@ -4,7 +4,7 @@ Program ids: program_id(0) is the thread block, a worker of the table. It runs i
 
 partition    warps   work
 multiply     4       products of every product step: waits for the step's activations chunk by chunk, multiplies tiles
-                     straight from the ring (wgmma; mma.sync for one-byte and compact weights), sums over K in
+                     straight from the ring (wgmma; mma.sync for weights below 16 bits), sums over K in
                      registers, hands finished row blocks over (hand_over.py). Two such partitions where one would be
                      the bound (TileShape.multipliers), each for its own row blocks of a group.
 exchange     XW      activations into shared memory; finishes and publishes row blocks; adds up slices of K; attention
@@ -30,8 +30,8 @@ Roofline: device memory bandwidth. A launch reads the weights once and each cach
 
 constexpr    meaning [unit] (allowed values)
 DTYPE        of activations and 16-bit weights (bfloat16, float16)
-FORMAT       of weights (0: DTYPE, 1: int8, 2: fp8 e4m3, 3: compact; formats.py)
-IMAGES       operands A [64, 128] in a tile, side by side (1; 2 for one-byte and compact weights)
+FORMAT       of weights (0: DTYPE, 1: int8, 2: fp8 e4m3, 3: compact, from 4 on: four bits; base/weight_formats.py)
+IMAGES       operands A [64, 128] in a tile, side by side (1; 2 for one-byte and compact weights; 4 for four bits)
 NB           sequences, padded (1 to 64, a power of two; R / 8 or more)
 R            rows of a weight tile (8, 16, 32, 64)
 G            row blocks handed over together (1, 2, 4)
@@ -95,7 +95,7 @@ from onewave.wave.kernel.parameters import (
 )
 from onewave.wave.kernel.records import copy_first_records, records_memory
 from onewave.wave.kernel.widen.widen import multiply_byte_steps
-from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, boxes_of
+from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, box_rows, boxes_of, scale_rows
 
 
 @gluon.jit
@@ -317,8 +317,9 @@ def wave_kernel(
     """Run every thread block's steps once. The parameters are flat, as a launch passes them.
 
     weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of one tile: [128, 64] (FORMAT 0),
-    [IMAGES * 64, 64] (1, 2), or one plane of a tile, [IMAGES * 32, 64] (3). lasts, lists: FORMAT 3's descriptors of the
-    words beside a tile's planes, [IMAGES * 8, 64] of the same rows, and of its list, int32 [1, LIST_SIZE].
+    [IMAGES * 64, 64] (1, 2), one plane of a tile, [IMAGES * 32, 64] (3), or its values, likewise (4 on). lasts: of the
+    words beside a tile's planes, [IMAGES * 8, 64] of the same rows (3), or of its scales, [IMAGES * scale_rows, 64] (4
+    on). lists: of a tile's list, int32 [1, LIST_SIZE] (3).
     keys, values: descriptors of the caches (boxes.py), read where a launch STREAMS. slack, tasks, steps, lanes: see
     program.py; slack_words, task_words: a thread block's. records: descriptor of boxes of TOGETHER rows; row 0 is
     `places` (layout.Place), the others are steps. row_step: rows from one of a thread block's tiles to its next.
@@ -338,7 +339,7 @@ def wave_kernel(
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     PLACES: gl.constexpr = D > 0 or FORMAT > 0  # rows' scales are found by them too
     BOXES: gl.constexpr = boxes_of(FORMAT)
-    BOX: gl.constexpr = 128 if FORMAT == 0 else 64 // (2 if BOXES > 1 else 1) * IMAGES
+    BOX: gl.constexpr = box_rows(FORMAT, IMAGES)
     # A partition that skips another's tiles must not run so far ahead that a slot's barrier has the parity of a round
     # before. Within a chunk the ring's depth ensures that; beyond it, a step's activations come after the step before.
     TWO: gl.constexpr = MULTIPLIERS == 2 and G == 2 and FORMAT > 0 and S > FLIGHT + PC // IMAGES
@@ -357,7 +358,11 @@ def wave_kernel(
     pfull = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     pempty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     groups, places, rfull = records_memory(records, PLACES)
-    if BOXES > 1:
+    if FORMAT > 3:
+        scales = gl.allocate_shared_memory(DTYPE, [S, scale_rows(FORMAT) * IMAGES, 64], lasts.layout)
+        boxes = (weights, lasts)
+        ring = Channel(places=(tiles, scales), full=full, empty=empty)
+    elif BOXES > 1:
         beside = gl.allocate_shared_memory(DTYPE, [S, BOX // 4, 64], lasts.layout)
         listed = gl.allocate_shared_memory(gl.int32, [S, 1, LIST_SIZE], lists.layout)
         boxes = (weights, lasts, lists)

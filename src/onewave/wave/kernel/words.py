@@ -43,6 +43,8 @@ def tile_bytes(FORMAT, IMAGES) -> int:
     """Of a tile of the stream. FORMAT: 0 of 16-bit weights; of others a tile has IMAGES times the columns."""
     if FORMAT == 3:
         return TILE_VALUES * 13 // 8 * IMAGES
+    if FORMAT > 3:
+        return (TILE_VALUES // 2 + 128 * scale_rows(FORMAT)) * IMAGES
     return TILE_VALUES * IMAGES if FORMAT > 0 else TILE_BYTES
 
 
@@ -50,3 +52,27 @@ def tile_bytes(FORMAT, IMAGES) -> int:
 def boxes_of(FORMAT) -> int:
     """Boxes of the ring that a tile takes: three for compact weights, one a plane of words (compact.py)."""
     return 3 if FORMAT == 3 else 1
+
+
+@gluon.constexpr_function
+def box_rows(FORMAT, IMAGES) -> int:
+    """Rows of 128 bytes of a box of the ring."""
+    return 128 if FORMAT == 0 else (32 if FORMAT > 2 else 64) * IMAGES
+
+
+@gluon.constexpr_function
+def group_of(FORMAT) -> int:
+    """Columns that share a scale, of 4-bit weights (base/weight_formats.py): 32, 64 or 128."""
+    return (128, 64, 32)[(FORMAT - 4) % 3]
+
+
+@gluon.constexpr_function
+def has_minima(FORMAT) -> int:
+    """Whether each group of 4-bit weights has a minimum beside its scale."""
+    return int(FORMAT >= 7)
+
+
+@gluon.constexpr_function
+def scale_rows(FORMAT) -> int:
+    """Rows of 128 bytes of scales and minima, beside an image of 4-bit weights."""
+    return 128 // group_of(FORMAT) * (1 + has_minima(FORMAT))

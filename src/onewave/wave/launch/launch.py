@@ -112,10 +112,12 @@ class Wave:
         self._constants = self._kernel_constants(activation)
         if attention is not None:
             self._residual = torch.zeros(program.shape.batch, attention.hidden, device=device)
-        rows = program.shape.tile_rows if lists is None else 32 * program.shape.images
+        form, images = weights.weight_format, program.shape.images
+        rows = program.shape.tile_rows if form is None else form.box_rows * images
         self._weights_box = self._lasts_box = self._lists_box = rows_box(stream, rows, swizzle=128)
+        if form is not None and form.beside_rows:
+            self._lasts_box = rows_box(stream, form.beside_rows * images, swizzle=0)
         if lists is not None:
-            self._lasts_box = rows_box(stream, 8 * program.shape.images, swizzle=0)
             self._lists_box = rows_box(lists, 1, swizzle=0)
         # Placeholders: no launch reads keys before bind_cache.
         self._key_boxes = (self._weights_box, self._weights_box)

@@ -14,6 +14,8 @@ _LOADER_REGISTERS, _LOADER_REGISTERS_CROWDED = 24, 32
 _TWO_MULTIPLIERS = (112, 32, 112)
 # Registers of an exchange and a loading thread beside products of one-byte and compact weights, which need more.
 _BYTE_REGISTERS = (184, 40)
+# The same beside products of 4-bit weights: four chains of sums at once.
+_NIBBLE_REGISTERS = (168, 40)
 
 
 def kernel_resources(shape: TileShape, head_dim: int, *, paged: bool = False, streams: bool = False) -> dict[str, int]:
@@ -28,7 +30,7 @@ def kernel_resources(shape: TileShape, head_dim: int, *, paged: bool = False, st
     crowded = streams or held == 4 or (paged and head_dim <= 64)
     registers, loading = exchange[held], _LOADER_REGISTERS_CROWDED if crowded else _LOADER_REGISTERS
     if shape.weight_bytes < 2:
-        registers, loading = _BYTE_REGISTERS
+        registers, loading = _BYTE_REGISTERS if shape.weight_bytes >= 1 else _NIBBLE_REGISTERS
     multiplying = 0
     if shape.multipliers > 1:
         registers, loading, multiplying = _TWO_MULTIPLIERS

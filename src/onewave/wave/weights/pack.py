@@ -2,8 +2,7 @@
 
 The stream is the only copy of the matrices on the GPU. They are packed one by one as they are loaded. A plain copy of
 one is unpacked into a scratch buffer that the next one reuses, or into a buffer that is kept, if memory allows.
-One-byte weights (rounding.py) are rounded when packed, after their gain, and dequantised to 16 bits. Compact bfloat16
-weights (compact.py) take thirteen bits each and unpack without loss.
+Each format (formats/) says how. Those that round do so after the gain, and unpack to 16 bits.
 """
 
 from __future__ import annotations
@@ -16,50 +15,15 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
-from onewave.base.rounding import restore_rows, round_rows
-from onewave.base.weight_formats import COMPACT, Rounding, WeightFormat
-from onewave.wave.plan.layout import LIST_WORDS, TILE_BYTES, TILE_VALUES, TileShape
+from onewave.base.weight_formats import COMPACT, WeightFormat
+from onewave.wave.plan.layout import LIST_WORDS, TILE_VALUES
 from onewave.wave.plan.program import WaveProgram
-from onewave.wave.weights.compact import bases_of, compact_images, restore_images, scales_of
-from onewave.wave.weights.rounding import byte_images, place_in_image, unpaired
+from onewave.wave.weights.formats import Tiles, tile_format
 
 # Working memory of packing without a kernel. With less, packing takes more steps; with more, loading needs more memory.
 _WORKING_BYTES = 128 << 20
-# Bytes of it that a value takes: as it is, rounded (in float32 and a few copies), compact.
-_BYTES_A_VALUE, _BYTES_ROUNDED, _BYTES_COMPACT = 6, 20, 32
 # Size of a part of a large matrix. With more, the scratch buffer of a large vocabulary grows.
 _PART_BYTES = 128 << 20
-
-
-def tile_images(rows: Tensor, shape: TileShape) -> Tensor:
-    """Lay out whole row blocks of a matrix as images of operand A. rows: [blocks * shape.rows, cols] 16-bit.
-
-    Returns [blocks * tiles, 8192]: tile by tile along a row block, columns padded with zeros to whole tiles. An image
-    is [2 halves of a column group, 64 rows, 64 columns]; row q * shape.rows + r is row r, column group q.
-    """
-    count, cols = rows.shape
-    tiles = -(-cols // shape.cols)
-    if tiles * shape.cols != cols:
-        rows = torch.nn.functional.pad(rows, (0, tiles * shape.cols - cols))
-    cut = rows.view(count // shape.rows, shape.rows, tiles, shape.quarters, 2, 64)
-    return cut.permute(0, 2, 4, 3, 1, 5).reshape(-1, TILE_BYTES // 2)
-
-
-def _rows_of(images: Tensor, cols: int, shape: TileShape) -> Tensor:
-    """Undo tile_images: [blocks * shape.rows, cols]."""
-    tiles = -(-cols // shape.cols)
-    cut = images.view(-1, tiles, 2, shape.quarters, shape.rows, 64).permute(0, 4, 1, 3, 2, 5)
-    return cut.reshape(-1, tiles * shape.cols)[:, :cols]
-
-
-def _bytes_of(images: Tensor, cols: int, shape: TileShape, rounding: Rounding) -> Tensor:
-    """Undo byte_images: [blocks * shape.rows, cols]."""
-    row = torch.arange(64, device=images.device)[:, None]
-    at = place_in_image(row, torch.arange(128, device=images.device)[None, :])
-    tiles = -(-cols // shape.cols)
-    operand = unpaired(images.view(-1, 8192), rounding)[:, at]
-    cut = operand.view(-1, tiles * shape.images, shape.quarters, shape.rows, 128).permute(0, 3, 1, 2, 4)
-    return cut.reshape(-1, tiles * shape.cols)[:, :cols].contiguous()
 
 
 @dataclass(frozen=True)
@@ -101,10 +65,9 @@ class WeightStream:
     def __init__(
         self, program: WaveProgram, dtype: torch.dtype, device: torch.device, weight_format: WeightFormat | None = None
     ):
-        assert program.shape.weight_bytes == (2 if weight_format is None else weight_format.weight_bytes)
-        assert weight_format is not COMPACT or dtype is torch.bfloat16
         self.program, self.shape, self.dtype, self.device = program, program.shape, dtype, device
         self.weight_format = weight_format
+        self._format = tile_format(weight_format, program.shape, dtype)
         kind = dtype if weight_format is None else torch.uint8
         values = TILE_VALUES * self.shape.images if weight_format is None else self.shape.tile_bytes
         self.images = torch.zeros(program.stream_tiles, values, dtype=kind, device=device)
@@ -160,53 +123,40 @@ class WeightStream:
             allowed = f"{blocks} x {tiles} tiles of {self.shape.rows} x {self.shape.cols}"
             raise ShapeError(f"weight {name!r}", got=f"{rows} x {cols}", allowed=allowed)
         places = self._places[start : start + blocks * tiles]
-        if not isinstance(self.weight_format, Rounding) and self._packs_in_place(weight):
-            self._put_in_place(name, weight, places, blocks)
+        if self._is_here(weight) and self._format.pack_by_kernel(
+            self._tiles(name), places, weight.matrices, None if weight.gain is None else weight.gain.to(self.device)
+        ):
             return blocks * tiles
-        kinds = {None: _BYTES_A_VALUE, COMPACT: _BYTES_COMPACT}
-        bytes_a_tile = kinds.get(self.weight_format, _BYTES_ROUNDED) * TILE_VALUES * self.shape.images
+        bytes_a_tile = self._format.working_bytes * TILE_VALUES * self.shape.images
         step = max(1, _WORKING_BYTES // (bytes_a_tile * tiles))
         for low in range(0, blocks, step):
             high = min(blocks, low + step)
             self._put_blocks(name, weight, places[low * tiles : high * tiles].long(), low, high)
         return blocks * tiles
 
-    def _put_in_place(self, name: str, weight: Weight, places: Tensor, blocks: int) -> None:
-        """Pack a matrix by a kernel."""
-        gain = None if weight.gain is None else weight.gain.to(self.device)
-        if self.lists is None or self.scales is None:
-            from onewave.wave.weights.pack_impl import pack_tiles
+    def all_tiles(self, first_scale: int = 0) -> Tiles:
+        """The whole stream, its scales from one on."""
+        return Tiles(self.images, None if self.scales is None else self.scales[first_scale:], self.lists, self.reached)
 
-            pack_tiles(self.images, places, weight.matrices, gain, self.shape)
-        else:
-            from onewave.wave.weights.compact_impl import pack_compact
-
-            scales = self.scales[self.program.first_scale[name] :][: blocks * self.shape.rows]
-            pack_compact(self.images, self.lists, scales, self.reached, places, weight.matrices, gain, self.shape)
+    def _tiles(self, name: str) -> Tiles:
+        """The whole stream, its scales from those of a matrix on."""
+        return self.all_tiles(self.program.first_scale.get(name, 0))
 
     def _put_blocks(self, name: str, weight: Weight, places: Tensor, low: int, high: int) -> None:
         """Pack row blocks low to high by plain indexing. places: of their tiles."""
-        height, rounding = self.shape.rows, self.weight_format
-        rows = weight.block(low * height, high * height, self.device, wide=isinstance(rounding, Rounding))
-        if self.scales is None:
-            self.images.index_copy_(0, places, tile_images(rows, self.shape))
-            return
-        if isinstance(rounding, Rounding):
-            made, scales = round_rows(rows, rounding)
-            images = byte_images(made, self.shape, rounding)
-        else:
-            assert self.lists is not None
-            bases = bases_of(rows)
-            images, lists, reached = compact_images(rows, bases, self.shape)
-            scales = scales_of(bases)
-            self.lists.index_copy_(0, places, lists)
-            self.reached &= reached
-        self.images.index_copy_(0, places, images)
-        first = self.program.first_scale[name] + low * height
-        self.scales[first : first + len(scales)] = scales
+        height = self.shape.rows
+        rows = weight.block(low * height, high * height, self.device, wide=self._format.wide)
+        made, into = self._format.pack(rows), self._tiles(name)
+        into.images.index_copy_(0, places, made.images)
+        if made.scales is not None and into.scales is not None:
+            into.scales[low * height : high * height] = made.scales
+        if made.lists is not None and into.lists is not None:
+            into.lists.index_copy_(0, places, made.lists)
+        if made.reached is not None:
+            self.reached &= made.reached
 
-    def _packs_in_place(self, weight: Weight) -> bool:
-        """Whether a kernel packs this weight."""
+    def _is_here(self, weight: Weight) -> bool:
+        """Whether a kernel of the stream's GPU can read this weight."""
         return all(matrix.is_cuda and matrix.device == self.device for matrix in weight.matrices) and _fits(weight)
 
     def matrix(self, name: str, height: int, cols: int, count: int = 1) -> StreamMatrix:
@@ -275,36 +225,22 @@ class WeightStream:
             whole = self.read_blocks(name, cols, low, high)[first * count - low * self.shape.rows :][: rows * count]
             out.copy_(whole.view(rows, count, cols).transpose(0, 1))
             return out.view(count * rows, cols)
-        from onewave.wave.weights.compact_impl import unpack_compact
-        from onewave.wave.weights.pack_impl import UnpackedRows, unpack_bytes, unpack_tiles
+        from onewave.wave.weights.pack_impl import UnpackedRows
 
-        part = UnpackedRows(out, count, first, low, high - low)
-        if self.scales is None or self.weight_format is None:
-            unpack_tiles(self.images, places, part, self.shape)
-        elif self.lists is None:
-            scales = self.scales[self.program.first_scale[name] :]
-            unpack_bytes(self.images, places, scales, part, self.shape, self.weight_format.number)
-        else:
-            scales = self.scales[self.program.first_scale[name] :]
-            unpack_compact(self.images, self.lists, places, scales, part, self.shape)
+        self._format.unpack(self._tiles(name), places, UnpackedRows(out, count, first, low, high - low))
         return out.view(count * rows, cols)
 
     def read_blocks(self, name: str, cols: int, low: int, high: int) -> Tensor:
         """Read row blocks low to high as Weight.block has them, by plain indexing on any device; checks `unpack`."""
         start, _, tiles = self._grids[name]
         places = self._places[start + low * tiles : start + high * tiles]
-        images = self.images[places.long()]
-        if self.weight_format is None:
-            return _rows_of(images, cols, self.shape)
-        assert self.scales is not None
-        height = self.shape.rows
-        first = self.program.first_scale[name]
-        scales = self.scales[first + low * height : first + high * height]
-        if self.lists is not None:
-            return restore_images(images, self.lists[places.long()], scales, cols, self.shape)
-        assert isinstance(self.weight_format, Rounding)
-        made = _bytes_of(images, cols, self.shape, self.weight_format)
-        return restore_rows(made, scales, self.weight_format, self.dtype)
+        places, height, all_tiles = places.long(), self.shape.rows, self._tiles(name)
+        found = Tiles(
+            self.images[places],
+            None if all_tiles.scales is None else all_tiles.scales[low * height : high * height],
+            None if self.lists is None else self.lists[places],
+        )
+        return self._format.restore(found, cols)
 
     def differs(self, name: str, weight: Weight) -> Tensor:
         """Check whether a packed matrix reads back differently: a flag on the device, so the host does not wait.
@@ -315,10 +251,8 @@ class WeightStream:
         wrong = torch.zeros((), dtype=torch.bool, device=self.device)
         step, cols = self.shape.rows, weight.matrices[0].shape[1]
         for block in sorted({0, blocks // 2, blocks - 1}):
-            rounding = self.weight_format if isinstance(self.weight_format, Rounding) else None
-            expected = weight.block(block * step, (block + 1) * step, self.device, wide=rounding is not None)
-            if rounding is not None:
-                expected = restore_rows(*round_rows(expected, rounding), rounding, self.dtype)
+            rows = weight.block(block * step, (block + 1) * step, self.device, wide=self._format.wide)
+            expected = self._format.expected(rows)
             found = self.read_blocks(name, cols, block, block + 1)
             # A NaN weight must read back as NaN.
             wrong |= ((found != expected) & ~(found.isnan() & expected.isnan())).any()
@@ -345,7 +279,7 @@ class StreamMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the stream: values, scales of one-byte and compact weights, lists of compact weights."""
+        """Bytes in the stream: values, scales of weights below 16 bits, lists of compact ones."""
         shape, values = self.stream.shape, self.shape.numel()
         scales = 0 if self.stream.weight_format is None else 4 * self.shape[0]
         return int(values * shape.weight_bytes / shape.tile_bytes * shape.slot_bytes) + scales

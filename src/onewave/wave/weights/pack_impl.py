@@ -1,6 +1,6 @@
-"""Pack and unpack weight tiles in Triton; dequantise tiles of one-byte weights.
+"""Pack and unpack weight tiles in Triton; dequantise tiles of one-byte and of 4-bit weights.
 
-Program ids: program_id(0) is the tile (for one-byte weights the image), program_id(1) one of _PARTS parts of it.
+Program ids: program_id(0) is the tile (below 16 bits the image), program_id(1) one of _PARTS parts of it.
 Registers: 16 values a thread. A program copies between 16 KiB of the stream and rows x cols of a matrix, or of two
 with alternating rows, in runs of 64 values (128 bytes) on both sides. Roofline: each weight read and written once.
 
@@ -10,7 +10,9 @@ COUNT      matrices with alternating rows (1, 2)
 GAIN       whether columns are multiplied by a gain (False, True)
 PART       values of a program
 FORMAT     one-byte format (1: int8, 2: fp8 e4m3)
-IMAGES     operands A [64, 128] in a tile (1, 2)
+IMAGES     operands A [64, 128] in a tile (1, 2, 4)
+GROUP      columns that share a scale (32, 64, 128)
+MINIMA     whether groups have minima (False, True)
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from onewave.base.weight_formats import GroupRounding
 from onewave.gpu.launch import launch_kernel
 from onewave.wave.plan.layout import TileShape
 
@@ -117,6 +120,38 @@ def _unpack_bytes_kernel(
     tl.store(target, (value * scale).to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["height", "first_block", "tiles", "first_row"])
+def _unpack_nibbles_kernel(
+    stream, places, scales, out, height, cols, first_block, tiles, first_row,
+    R: tl.constexpr, COUNT: tl.constexpr, GROUP: tl.constexpr, MINIMA: tl.constexpr, IMAGES: tl.constexpr,
+    PART: tl.constexpr,
+):  # fmt: skip
+    number, image = tl.program_id(0) // IMAGES, tl.program_id(0) % IMAGES
+    place = tl.program_id(1) * PART + tl.arange(0, PART)
+    line, column = place // 128, place % 128
+    # The order of group_nibbles.nibble_images.
+    at = ((column // 32 % 2 * 4 + line // 16) * 8 + line % 8) * 4 + column // 2 % 4
+    at = (at * 4 + column // 8 % 4) * 4 + column % 2 * 2 + line // 8 % 2
+    GROUPS: tl.constexpr = 128 // GROUP
+    BESIDE: tl.constexpr = GROUPS * (1 + MINIMA) * 128
+    tile = stream + tl.load(places + first_block * tiles + number).to(tl.int64) * (IMAGES * (4096 + BESIDE))
+    code = (tl.load(tile + image * 4096 + at).to(tl.int32) >> (column // 64 * 4)) & 15
+    beside = (tile + IMAGES * 4096 + image * BESIDE).to(tl.pointer_type(tl.float16))
+    beside += column // GROUP * 64 + line // 16 * 16 + line % 8 * 2 + line // 8 % 2
+    scale = tl.load(beside).to(tl.float32)
+    if MINIMA:
+        value = code.to(tl.float32) * scale + tl.load(beside + GROUPS * 64).to(tl.float32)
+    else:
+        value = (code - 8).to(tl.float32) * scale
+    whole = (first_block + number // tiles) * R + line % R
+    value *= tl.load(scales + whole)
+    matrix, row = whole % COUNT, whole // COUNT - first_row
+    column += (number % tiles * IMAGES + image) * (8192 // R) + line // R * 128
+    inside = (row >= 0) & (row < height) & (column < cols)
+    target = out + (matrix.to(tl.int64) * height + row) * cols + column
+    tl.store(target, value.to(out.dtype.element_ty), mask=inside)
+
+
 def pack_tiles(
     stream: Tensor, places: Tensor, matrices: tuple[Tensor, ...], gain: Tensor | None, shape: TileShape
 ) -> None:
@@ -158,4 +193,18 @@ def unpack_bytes(
         _unpack_bytes_kernel, (part.blocks * tiles * shape.images, _PARTS),
         stream, places, scales, part.out, height, cols, part.first_block, tiles, part.first_row,
         R=shape.rows, COUNT=part.count, FORMAT=number, IMAGES=shape.images, PART=8192 // _PARTS, num_warps=4,
+    )  # fmt: skip
+
+
+def unpack_nibbles(
+    stream: Tensor, places: Tensor, scales: Tensor, part: UnpackedRows, shape: TileShape, rounding: GroupRounding
+) -> None:
+    """Dequantise rows of 4-bit weights in float32, rounded once to out's dtype. scales: as of unpack_bytes."""
+    _, height, cols = part.out.shape
+    tiles = -(-cols // shape.cols)
+    launch_kernel(
+        _unpack_nibbles_kernel, (part.blocks * tiles * shape.images, _PARTS),
+        stream, places, scales, part.out, height, cols, part.first_block, tiles, part.first_row,
+        R=shape.rows, COUNT=part.count, GROUP=rounding.group, MINIMA=rounding.minima, IMAGES=shape.images,
+        PART=8192 // _PARTS, num_warps=4,
     )  # fmt: skip

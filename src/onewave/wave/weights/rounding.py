@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from onewave.base.weight_formats import Rounding
+from onewave.base.weight_formats import RowRounding
 from onewave.wave.plan.layout import TileShape
 
 
-def byte_images(made: Tensor, shape: TileShape, rounding: Rounding) -> Tensor:
+def byte_images(made: Tensor, shape: TileShape, rounding: RowRounding) -> Tensor:
     """Lay out whole row blocks as tiles of operand A. made: uint8 [blocks * shape.rows, cols], from round_rows.
 
     Returns uint8 [blocks * tiles, shape.images * 8192]: tile by tile along a row block, columns padded with zeros to
@@ -35,7 +35,7 @@ def place_in_image(row: Tensor, column: Tensor) -> Tensor:
     return at * 4 + column % 2 * 2 + row // 8 % 2
 
 
-def paired(values: Tensor, rounding: Rounding) -> Tensor:
+def paired(values: Tensor, rounding: RowRounding) -> Tensor:
     """Reorder the 16 bits of each two bytes so that byte_values.widened needs the fewest instructions.
 
     values: uint8, from round_rows, an even number along the last axis. Returns uint8 of the same shape. From the
@@ -53,7 +53,7 @@ def paired(values: Tensor, rounding: Rounding) -> Tensor:
     return torch.stack((low, high), dim=-1).view(values.shape)
 
 
-def unpaired(pairs: Tensor, rounding: Rounding) -> Tensor:
+def unpaired(pairs: Tensor, rounding: RowRounding) -> Tensor:
     """Undo paired."""
     low, high = pairs.view(*pairs.shape[:-1], -1, 2).unbind(-1)
     if rounding.name == "int8":

@@ -48,7 +48,7 @@ _RAISED = gl.constexpr("{ .reg .b32 f; mov.b32 f, 0x5f805f80; mul.rn.bf16x2 $0, 
 
 @gluon.jit
 def raised(words, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
-    """Scale words of bfloat16 activations by 2^64 for one-byte and compact weights; others stay as they are."""
+    """Scale words of bfloat16 activations by 2^64 for weights below 16 bits; others stay as they are."""
     if FORMAT > 0 and DTYPE != gl.float16:
         words = gl.inline_asm_elementwise(_RAISED, "=r,r", [words], dtype=gl.int32, is_pure=True, pack=1)
     return words
@@ -60,9 +60,9 @@ def lowered(sums, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
     if FORMAT == 3:
         return sums
     elif DTYPE == gl.float16:
-        return sums * (2.0**24 if FORMAT == 1 else 2.0**8)
+        return sums * (2.0**8 if FORMAT == 2 else 2.0**24)
     else:
-        return sums * (2.0 ** (133 - 64) if FORMAT == 1 else 2.0 ** (120 - 64))
+        return sums * (2.0 ** (120 - 64) if FORMAT == 2 else 2.0 ** (133 - 64))
 
 
 @gluon.jit

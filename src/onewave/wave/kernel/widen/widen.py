@@ -24,6 +24,7 @@ from onewave.wave.kernel.attend.streamed import skip_tiles, tiles_of_keys
 from onewave.wave.kernel.hand_over import hand_over, hand_over_one, next_slot, product_of
 from onewave.wave.kernel.widen.byte_values import widened
 from onewave.wave.kernel.widen.compact_values import compact_numbers, listed_numbers
+from onewave.wave.kernel.widen.groups import add_group_tile
 from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE
 
 
@@ -147,7 +148,9 @@ def multiply_bytes(acc, count, chunk, x, slot, phase, ring, c):
     NARROW: gl.constexpr = acc.shape[2] == 8
     for tile in range(count):
         mbarrier.wait(ring.full.index(slot), phase)
-        if c.FORMAT == 3:
+        if c.FORMAT > 3:
+            acc = add_group_tile(acc, tile, x, slot, ring.places, c)
+        elif c.FORMAT == 3:
             acc, other = add_compact_tile((acc, other), tile, x, slot, ring.places, c)
         else:
             image = ring.places[0].index(slot)._reinterpret(gl.int32, [c.IMAGES * 64, 32], STORED)

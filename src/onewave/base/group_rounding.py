@@ -1,0 +1,109 @@
+"""Weights rounded to four bits: numbers from 0 to 15 with a float16 scale for each group of a row's columns.
+
+A weight is its row's scale times s * (n - 8), or s * n + m with a minimum m. The row's scale is a power of two, so that
+float16 holds the others. Products of a group's numbers are summed in float32, then multiplied by s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onewave.base.rounding import restore_rows, round_rows
+from onewave.base.weight_formats import GroupRounding, Rounding, RowRounding
+
+# Candidates for a group's scale: its largest magnitude over 8, and so many steps of 2.5 % below and above.
+_BELOW, _ABOVE, _STEP = 10, 3, 0.025
+# Binary exponent of a row's largest scale: half of float16's largest.
+_EXPONENT = 14
+
+
+@dataclass(frozen=True)
+class GroupedRows:
+    """Rows of n columns in groups. codes: uint8 [rows, n], 0 to 15. scales, minima: float16 [rows, groups]. row_scales:
+    float32 [rows], powers of two."""
+
+    codes: Tensor
+    scales: Tensor
+    minima: Tensor | None
+    row_scales: Tensor
+
+
+def round_groups(rows: Tensor, rounding: GroupRounding) -> GroupedRows:
+    """Round rows: float32 [n, cols]. A last group may have fewer columns.
+
+    Without minima each group takes the scale, of a few near its largest magnitude over 8, that leaves the least sum of
+    squares; with minima its smallest value and a fifteenth of its range. Ties to even. A group with a NaN or infinite
+    value gets a NaN scale, so its products show it.
+    """
+    count, cols = rows.shape
+    missing = -cols % rounding.group
+    groups = torch.nn.functional.pad(rows, (0, missing)).view(count, -1, rounding.group)
+    if rounding.minima:
+        low, high = groups.amin(dim=2).clamp(max=0), groups.amax(dim=2).clamp(min=0)
+        scales, minima = (high - low) / 15, low
+    else:
+        scales, minima = _searched(groups), None
+    largest = (scales.abs() if minima is None else scales.abs().maximum(minima.abs())).nan_to_num().amax(dim=1)
+    exponent = torch.where(largest > 0, torch.frexp(largest).exponent - _EXPONENT, 0).clamp(-126, 126)
+    row_scales = torch.ldexp(torch.ones_like(largest), exponent)
+    narrow = (scales / row_scales[:, None]).half()
+    step = (narrow.float() * row_scales[:, None])[..., None]
+    if minima is None:
+        origin, least = groups, None
+    else:
+        least = (minima / row_scales[:, None]).half()
+        origin = groups - (least.float() * row_scales[:, None])[..., None]
+    zero = 8.0 if least is None else 0.0
+    codes = torch.where(step != 0, origin / step, 0.0).nan_to_num_(0.0).round_().add_(zero).clamp_(0, 15)
+    made = codes.to(torch.uint8).view(count, -1)[:, :cols].contiguous()
+    return GroupedRows(made, narrow, least, row_scales)
+
+
+def _searched(groups: Tensor) -> Tensor:
+    """Find the scale of each group, [n, groups, columns] -> [n, groups]."""
+    high, low = groups.amax(dim=2, keepdim=True), groups.amin(dim=2, keepdim=True)
+    largest = torch.where(high > -low, high, low) / -8
+    best, found, ratios = torch.zeros_like(largest), largest, groups / largest
+    for step in range(-_BELOW, _ABOVE + 1):
+        codes = (ratios / (1 + _STEP * step)).round_().clamp_(-8, 7)
+        # Of the best scale for these codes: sum(w n)^2 / sum(n^2) is what it leaves less of the squares.
+        product, square = _sum(ratios * codes), _sum(codes.square())
+        better = product * product / square
+        chosen = better > best  # never where it is NaN
+        best, found = torch.where(chosen, better, best), torch.where(chosen, largest * (product / square), found)
+    wrong = ~groups.isfinite().all(dim=2, keepdim=True)
+    return torch.where(wrong, torch.nan, found).squeeze(2)
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Sum along the last axis, a power of two long, keeping it. The order is the same for any number of rows, on any
+    device: the same row is always rounded the same way."""
+    while values.shape[-1] > 1:
+        first, second = values.chunk(2, dim=-1)
+        values = first + second
+    return values
+
+
+def restore_groups(rows: GroupedRows, rounding: GroupRounding, dtype: torch.dtype) -> Tensor:
+    """Dequantise rows, in float32 and rounded once to dtype: [n, cols]."""
+    cols = rows.codes.shape[1]
+
+    def spread(of_groups: Tensor) -> Tensor:
+        return of_groups.float().repeat_interleave(rounding.group, dim=1)[:, :cols]
+
+    if rows.minima is None:
+        values = (rows.codes.float() - 8) * spread(rows.scales)
+    else:
+        values = rows.codes.float() * spread(rows.scales) + spread(rows.minima)
+    return (values * rows.row_scales[:, None]).to(dtype)
+
+
+def rounded(rows: Tensor, rounding: Rounding, dtype: torch.dtype) -> Tensor:
+    """Round float32 rows to a format and dequantise them, rounded once to dtype."""
+    if isinstance(rounding, RowRounding):
+        return restore_rows(*round_rows(rows, rounding), rounding, dtype)
+    assert isinstance(rounding, GroupRounding)
+    return restore_groups(round_groups(rows, rounding), rounding, dtype)

@@ -1,0 +1,39 @@
+"""Widen 4-bit weights to the 16-bit numbers that groups.py multiplies.
+
+A nibble in the lowest four bits of a 16-bit number is a subnormal number, n times the smallest one (2^-133 in bfloat16,
+2^-24 in float16); in the next four bits it is 16 n times as much, even where bfloat16's exponent takes its highest bit.
+So one mask makes a number of a nibble in either place, and a shift by a byte makes the second pair of a word.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+_NIBBLES = gl.constexpr(
+    "\n".join(
+        (
+            "{",
+            ".reg .b32 x, y;",
+            "and.b32 x, $8, 0x000f000f;",
+            "mov.b32 {$0, $2}, x;",
+            "and.b32 x, $8, 0x00f000f0;",
+            "mov.b32 {$4, $6}, x;",
+            "shr.u32 y, $8, 8;",
+            "and.b32 x, y, 0x000f000f;",
+            "mov.b32 {$1, $3}, x;",
+            "and.b32 x, y, 0x00f000f0;",
+            "mov.b32 {$5, $7}, x;",
+            "}",
+        )
+    )
+)
+_WITH = gl.constexpr(",".join(["=h"] * 8 + ["r"]))
+_NUMBERS = gl.constexpr((gl.int16,) * 8)
+
+
+@gluon.jit
+def nibbles(words):
+    """Widen each word's eight nibbles to the bits of numbers, int16: four of the first half of the columns, then four
+    of the second, sixteen times as large. Of four: column and row in the order of rounding.place_in_image."""
+    return gl.inline_asm_elementwise(_NIBBLES, _WITH, [words], dtype=_NUMBERS, is_pure=True, pack=1)

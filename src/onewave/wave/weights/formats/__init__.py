@@ -1,0 +1,26 @@
+"""Formats of weights in a stream, one class each: how rows become tiles, and tiles rows."""
+
+from __future__ import annotations
+
+import torch
+
+from onewave.base.weight_formats import COMPACT, GroupRounding, RowRounding, WeightFormat
+from onewave.wave.plan.layout import TileShape
+from onewave.wave.weights.formats.compact_words import CompactTiles
+from onewave.wave.weights.formats.group_nibbles import NibbleTiles
+from onewave.wave.weights.formats.plain import PlainTiles
+from onewave.wave.weights.formats.row_bytes import ByteTiles
+from onewave.wave.weights.formats.tile_format import TileFormat, Tiles
+
+__all__ = ["TileFormat", "Tiles", "tile_format"]
+
+
+def tile_format(form: WeightFormat | None, shape: TileShape, dtype: torch.dtype) -> TileFormat:
+    """Return a format's tiles of a shape. form: None for 16 bits. dtype: of plain matrices, bf16|fp16."""
+    assert shape.weight_bytes == (2 if form is None else form.weight_bytes)
+    if isinstance(form, RowRounding):
+        return ByteTiles(form, shape, dtype)
+    if isinstance(form, GroupRounding):
+        return NibbleTiles(form, shape, dtype)
+    assert form is None or (form is COMPACT and dtype is torch.bfloat16)
+    return PlainTiles(form, shape, dtype) if form is None else CompactTiles(form, shape, dtype)

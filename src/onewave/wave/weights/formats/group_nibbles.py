@@ -1,0 +1,102 @@
+"""4-bit weights with a scale, and perhaps a minimum, a group (base/group_rounding.py), as widen/groups.py reads them.
+
+A tile is one, two or four images of 4 KiB, then their scales, image by image: for each group of columns a row of 128
+bytes, then the minima likewise. Such a row has two float16 numbers, of operand A's row r in 8 and of the one 8 below,
+for each of 4 times 16 rows and 8 r.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from onewave.base.group_rounding import GroupedRows, restore_groups, round_groups
+from onewave.base.weight_formats import GroupRounding
+from onewave.wave.plan.layout import TILE_VALUES, TileShape
+from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, operands_of, padded, rows_of
+
+if TYPE_CHECKING:
+    from onewave.wave.weights.pack_impl import UnpackedRows
+
+_IMAGE_BYTES = TILE_VALUES // 2
+
+
+class NibbleTiles(TileFormat):
+    """Four bits a weight."""
+
+    working_bytes = 40  # in float32 and a few copies, for the search of scales
+    wide = True
+
+    def __init__(self, form: GroupRounding, shape: TileShape, dtype: torch.dtype):
+        super().__init__(form, shape, dtype)
+        self._rounding = form
+
+    def pack(self, rows: Tensor) -> Tiles:
+        return self.pack_groups(round_groups(rows, self._rounding))
+
+    def pack_groups(self, rows: GroupedRows) -> Tiles:
+        """Lay out rows that are rounded already."""
+        images = nibble_images(operands_of(padded(rows.codes, self.shape), self.shape))
+        parts = [self._beside(rows.scales)] + ([] if rows.minima is None else [self._beside(rows.minima)])
+        beside = torch.cat(parts, dim=1).view(-1, self._rounding.beside_rows * 128 * self.shape.images)
+        return Tiles(torch.cat((images.view(len(beside), -1), beside), dim=1), rows.row_scales)
+
+    def _beside(self, of_groups: Tensor) -> Tensor:
+        """Lay out a float16 number a group, [rows, groups]: uint8 [images, bytes]."""
+        a_row = 128 // self._rounding.group
+        missing = -of_groups.shape[1] % (self.shape.cols // self._rounding.group)
+        whole = torch.nn.functional.pad(of_groups, (0, missing))
+        cut = whole.view(len(whole) // self.shape.rows, self.shape.rows, -1, self.shape.quarters, a_row)
+        # [images, 16 rows, half of them, row in 8, group of a row]
+        operand = cut.permute(0, 2, 3, 1, 4).reshape(-1, 4, 2, 8, a_row)
+        return operand.permute(0, 4, 1, 3, 2).reshape(len(operand), -1).contiguous().view(torch.uint8)
+
+    def groups_of(self, tiles: Tiles, cols: int) -> GroupedRows:
+        """Undo pack_groups."""
+        assert tiles.scales is not None
+        images, a_row = self.shape.images, 128 // self._rounding.group
+        groups = -(-cols // self._rounding.group)
+        values, beside = tiles.images.split((images * _IMAGE_BYTES, self.shape.tile_bytes - images * _IMAGE_BYTES), 1)
+        codes = rows_of(codes_of(values.reshape(-1, _IMAGE_BYTES)), cols, self.shape)
+        kinds = 1 + self._rounding.minima
+        numbers = beside.reshape(-1, kinds, a_row * 128).view(torch.float16)
+        found: list[Tensor] = []
+        for kind in range(kinds):
+            operand = numbers[:, kind].reshape(-1, a_row, 4, 8, 2).permute(0, 2, 4, 3, 1)
+            cut = operand.reshape(len(codes) // self.shape.rows, -1, self.shape.quarters, self.shape.rows, a_row)
+            found.append(cut.permute(0, 3, 1, 2, 4).reshape(len(codes), -1)[:, :groups])
+        return GroupedRows(codes, found[0], found[1] if self._rounding.minima else None, tiles.scales)
+
+    def restore(self, tiles: Tiles, cols: int) -> Tensor:
+        return restore_groups(self.groups_of(tiles, cols), self._rounding, self.dtype)
+
+    def expected(self, rows: Tensor) -> Tensor:
+        return restore_groups(round_groups(rows, self._rounding), self._rounding, self.dtype)
+
+    def unpack(self, tiles: Tiles, places: Tensor, part: UnpackedRows) -> None:
+        from onewave.wave.weights.pack_impl import unpack_nibbles
+
+        assert tiles.scales is not None
+        unpack_nibbles(tiles.images, places, tiles.scales, part, self.shape, self._rounding)
+
+
+def nibble_images(operands: Tensor) -> Tensor:
+    """Pack operands A, uint8 [images, 64, 128] below 16: uint8 [images, 4096].
+
+    A word has rows r and r + 8 of 16, two neighbouring columns, and the same two of the second 64 columns. Its lower
+    half has the first column; from the lowest bit on: first row, its second 64 columns, second row, likewise. Words in
+    order, slowest first: 32 of 64 columns, 16 rows, row in 8, pair of columns in 8, 8 columns in 32. So 16 bytes of a
+    thread are two 16-column steps of its own part of either half of A.
+    """
+    # [16 rows, half of them, row in 8, half of the columns, 32 columns, 8 of them, pair, column]
+    cut = operands.view(-1, 4, 2, 8, 2, 2, 4, 4, 2).permute(0, 5, 1, 3, 7, 6, 8, 2, 4)
+    low, high = cut.reshape(-1, _IMAGE_BYTES, 2).unbind(-1)
+    return (low | (high << 4)).view(-1, _IMAGE_BYTES)
+
+
+def codes_of(images: Tensor) -> Tensor:
+    """Undo nibble_images: uint8 [images, 64, 128]."""
+    values = torch.stack((images & 15, images >> 4), dim=-1).view(-1, 2, 4, 8, 4, 4, 2, 2, 2)
+    return values.permute(0, 2, 7, 3, 8, 1, 5, 4, 6).reshape(-1, 64, 128)

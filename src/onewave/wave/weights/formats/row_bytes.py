@@ -1,0 +1,48 @@
+"""One-byte weights with a scale a row: a tile is one or two images of 8 KiB (rounding.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from onewave.base.rounding import restore_rows, round_rows
+from onewave.base.weight_formats import RowRounding
+from onewave.wave.plan.layout import TileShape
+from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, rows_of
+from onewave.wave.weights.rounding import byte_images, place_in_image, unpaired
+
+if TYPE_CHECKING:
+    from onewave.wave.weights.pack_impl import UnpackedRows
+
+
+class ByteTiles(TileFormat):
+    """int8 or fp8."""
+
+    working_bytes = 20  # in float32 and a few copies
+    wide = True
+
+    def __init__(self, form: RowRounding, shape: TileShape, dtype: torch.dtype):
+        super().__init__(form, shape, dtype)
+        self._rounding = form
+
+    def pack(self, rows: Tensor) -> Tiles:
+        made, scales = round_rows(rows, self._rounding)
+        return Tiles(byte_images(made, self.shape, self._rounding), scales)
+
+    def restore(self, tiles: Tiles, cols: int) -> Tensor:
+        assert tiles.scales is not None
+        row = torch.arange(64, device=tiles.images.device)[:, None]
+        at = place_in_image(row, torch.arange(128, device=tiles.images.device)[None, :])
+        made = rows_of(unpaired(tiles.images.view(-1, 8192), self._rounding)[:, at], cols, self.shape)
+        return restore_rows(made, tiles.scales, self._rounding, self.dtype)
+
+    def expected(self, rows: Tensor) -> Tensor:
+        return restore_rows(*round_rows(rows, self._rounding), self._rounding, self.dtype)
+
+    def unpack(self, tiles: Tiles, places: Tensor, part: UnpackedRows) -> None:
+        from onewave.wave.weights.pack_impl import unpack_bytes
+
+        assert tiles.scales is not None
+        unpack_bytes(tiles.images, places, tiles.scales, part, self.shape, self._rounding.number)

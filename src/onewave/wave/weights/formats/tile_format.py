@@ -1,0 +1,93 @@
+"""What every format of a stream can do: turn whole row blocks into tiles and back, in plain indexing and by kernels."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from onewave.base.weight_formats import WeightFormat
+from onewave.wave.plan.layout import TileShape
+
+if TYPE_CHECKING:
+    from onewave.wave.weights.pack_impl import UnpackedRows
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles of a stream, and what belongs to them.
+
+    images: [tiles, values], 16-bit or bytes: what the ring streams. scales: float32, of rows' sums; None for 16-bit
+    weights. lists: int32 [tiles, LIST_WORDS], of compact weights. reached: a flag, whether tiles and lists hold all
+    weights; None: they always do.
+    """
+
+    images: Tensor
+    scales: Tensor | None = None
+    lists: Tensor | None = None
+    reached: Tensor | None = None
+
+
+class TileFormat(ABC):
+    """A format of weights in a stream. form: None for 16 bits. dtype: of plain matrices.
+
+    working_bytes: of a value while it is packed without a kernel. wide: rows come in float32, the product with the gain
+    not rounded.
+    """
+
+    working_bytes: int
+    wide = False
+
+    def __init__(self, form: WeightFormat | None, shape: TileShape, dtype: torch.dtype):
+        self.form, self.shape, self.dtype = form, shape, dtype
+
+    @abstractmethod
+    def pack(self, rows: Tensor) -> Tiles:
+        """Lay whole row blocks out, [blocks * shape.rows, cols]: tile by tile along a row block, columns padded to
+        whole tiles."""
+
+    @abstractmethod
+    def restore(self, tiles: Tiles, cols: int) -> Tensor:
+        """Undo pack: [blocks * shape.rows, cols] of dtype."""
+
+    def expected(self, rows: Tensor) -> Tensor:
+        """Return what `restore` is to make of packed rows, found without a tile."""
+        return rows
+
+    def pack_by_kernel(self, into: Tiles, places: Tensor, matrices: tuple[Tensor, ...], gain: Tensor | None) -> bool:
+        """Pack matrices on their GPU by a kernel; False where there is none.
+
+        into: the whole stream; its scales begin with the matrices'. places: int32, of each tile, row block by row
+        block. matrices: one, or two with alternating rows, [height, cols], last axis contiguous.
+        """
+        return False
+
+    @abstractmethod
+    def unpack(self, tiles: Tiles, places: Tensor, part: UnpackedRows) -> None:
+        """Read rows back by a kernel. tiles, places: as of pack_by_kernel."""
+
+
+def padded(rows: Tensor, shape: TileShape, value: int = 0) -> Tensor:
+    """Pad rows to whole tiles."""
+    missing = -rows.shape[1] % shape.cols
+    return torch.nn.functional.pad(rows, (0, missing), value=value) if missing else rows
+
+
+def operands_of(rows: Tensor, shape: TileShape) -> Tensor:
+    """Cut whole row blocks of whole tiles into operands A: [images, 64, 128].
+
+    Row q * shape.rows + r is row r of the block, column group q.
+    """
+    blocks = len(rows) // shape.rows
+    cut = rows.view(blocks, shape.rows, -1, shape.quarters, 128)
+    return cut.permute(0, 2, 3, 1, 4).reshape(-1, 64, 128)
+
+
+def rows_of(operands: Tensor, cols: int, shape: TileShape) -> Tensor:
+    """Undo operands_of, and drop the columns that fill up the last tile."""
+    tiles = -(-cols // shape.cols)
+    cut = operands.view(-1, tiles * shape.images, shape.quarters, shape.rows, 128).permute(0, 3, 1, 2, 4)
+    return cut.reshape(-1, tiles * shape.cols)[:, :cols].contiguous()

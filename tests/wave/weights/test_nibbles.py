@@ -1,0 +1,131 @@
+"""Rows rounded to four bits, their tiles in a stream, and the instructions that widen them again."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from kit.operands.random import randn
+from kit.ptx.ptx_text import executed
+from onewave.base.group_rounding import restore_groups, round_groups
+from onewave.base.weight_formats import NIBBLES, GroupRounding
+from onewave.wave.kernel.widen import nibble_values
+from onewave.wave.kernel.words import group_of, has_minima, scale_rows, tile_bytes
+from onewave.wave.plan.layout import tile_shape
+from onewave.wave.weights.formats import tile_format
+from onewave.wave.weights.formats.group_nibbles import NibbleTiles, codes_of, nibble_images
+from onewave.wave.weights.pack_impl import UnpackedRows, unpack_nibbles
+
+ALL = pytest.mark.parametrize("form", NIBBLES.values(), ids=lambda form: form.name)
+INT4 = NIBBLES[128, False]
+
+
+@ALL
+def test_a_scale_leaves_no_more_than_the_one_of_the_largest_magnitude(form: GroupRounding) -> None:
+    rows = randn(5, 960) * torch.tensor([1e-3, 1.0, 30.0, 1e-15, 1e15])[:, None]
+    made = round_groups(rows, form)
+    found = restore_groups(made, form, torch.float32)
+    padded = torch.nn.functional.pad(rows, (0, -960 % form.group)).view(5, -1, form.group)
+    if form.minima:
+        step = (padded.amax(2).clamp(min=0) - padded.amin(2).clamp(max=0)) / 15
+        error = (found - rows).abs() / step.repeat_interleave(form.group, dim=1)[:, :960]
+        assert error.max() < 0.52
+    else:
+        step = padded.abs().amax(2, keepdim=True) / 8
+        plain = ((padded / step).round().clamp(-8, 7) * step - padded).square().sum(1)
+        least = torch.nn.functional.pad(found - rows, (0, -960 % form.group)).view(5, -1, form.group).square().sum(1)
+        assert (least.sum(1) < 0.9 * plain.sum(1)).all()
+    assert torch.equal(made.row_scales.frexp().mantissa, torch.full((5,), 0.5))
+
+
+@ALL
+def test_rows_of_zeros_stay_zeros_and_rows_of_nonsense_show(form: GroupRounding) -> None:
+    rows = torch.zeros(4, 128)
+    rows[1, 3], rows[2, 100], rows[3, 0] = torch.nan, torch.inf, 1e-41
+    found = restore_groups(round_groups(rows, form), form, torch.float32)
+    assert torch.equal(found[0], rows[0])
+    assert found[1:3].isnan().any(1).all()
+    assert found[3].abs().max() < 1e-37
+
+
+def test_every_group_is_rounded_alike_however_many_rows_there_are() -> None:
+    rows = randn(300, 512)
+    whole, alone = round_groups(rows, INT4), round_groups(rows[7:8], INT4)
+    assert torch.equal(whole.codes[7:8], alone.codes)
+    assert torch.equal(whole.scales[7:8], alone.scales)
+
+
+@pytest.mark.parametrize("bits", [torch.bfloat16, torch.float16])
+def test_all_nibbles_widen_exactly_in_every_place_of_a_word(bits: torch.dtype) -> None:
+    words = np.random.default_rng(1).integers(0, 1 << 32, 4096, dtype=np.uint32)
+    words[:16] = np.arange(16) * 0x11111111
+    made = executed(nibble_values._NIBBLES.value, {"$8": words})
+    unit = 2.0**-133 if bits is torch.bfloat16 else 2.0**-24
+    for place in range(8):
+        byte, second = place % 4, place // 4
+        expected = torch.from_numpy((words >> (8 * byte + 4 * second) & 15).astype(np.float64))
+        found = torch.from_numpy(np.ascontiguousarray(made[f"${place}"])).view(bits)
+        assert torch.equal(found.double(), expected * unit * 16**second)
+
+
+@ALL
+def test_host_and_kernel_agree_on_a_format(form: GroupRounding) -> None:
+    assert (group_of.fn(form.number), has_minima.fn(form.number)) == (form.group, form.minima)
+    assert scale_rows.fn(form.number) == form.beside_rows
+    for images in (1, 2, 4):
+        shape = tile_shape(1, weight_bytes=form.weight_bytes, images=images)
+        assert tile_bytes.fn(form.number, images) == shape.tile_bytes == 128 * images * (32 + form.beside_rows)
+
+
+def test_an_image_holds_operand_a_in_the_order_that_threads_read() -> None:
+    operands = torch.randint(16, (3, 64, 128), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+    images = nibble_images(operands)
+    assert torch.equal(codes_of(images), operands)
+    words = images.view(torch.int32).view(3, 2, 4, 8, 4, 4)  # 32 columns, 16 rows, row, pair of columns, 8 columns
+    for step, warp, row, pair, eight in itertools.product(range(2), range(4), (0, 5), (0, 3), (1, 2)):
+        word = int(words[2, step, warp, row, pair, eight])
+        for second, below, column in itertools.product(range(2), range(2), range(2)):
+            at = (16 * warp + 8 * below + row, 64 * second + 32 * step + 8 * eight + 2 * pair + column)
+            assert word >> (16 * column + 8 * below + 4 * second) & 15 == operands[2, *at]
+
+
+@ALL
+@pytest.mark.parametrize(("batch", "images", "cols"), [(1, 2, 2100), (4, 4, 600), (16, 1, 256)])
+def test_packed_rows_come_back_with_their_scales(form: GroupRounding, batch: int, images: int, cols: int) -> None:
+    shape = tile_shape(batch, weight_bytes=form.weight_bytes, images=images)
+    made = round_groups(randn(2 * shape.rows, cols), form)
+    tiles = tile_format(form, shape, torch.bfloat16)
+    assert isinstance(tiles, NibbleTiles)
+    packed = tiles.pack_groups(made)
+    assert packed.images.shape == (2 * -(-cols // shape.cols), shape.tile_bytes)
+    assert torch.equal(tiles.restore(packed, cols), restore_groups(made, form, torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("form", "batch", "images", "height", "cols", "count"),
+    [(INT4, 1, 2, 40, 1100, 1), (NIBBLES[32, True], 4, 2, 33, 600, 2), (NIBBLES[64, False], 16, 1, 64, 256, 2)],
+    ids=lambda given: getattr(given, "name", given),
+)
+def test_the_unpacking_kernel_reads_what_was_packed(
+    form: GroupRounding, batch: int, images: int, height: int, cols: int, count: int
+) -> None:
+    shape = tile_shape(batch, weight_bytes=form.weight_bytes, images=images)
+    matrices = [randn(height, cols, seed=seed) for seed in range(count)]
+    blocks, tiles = -(-height * count // shape.rows), -(-cols // shape.cols)
+    rows = torch.stack(matrices, dim=1).view(-1, cols)
+    rows = torch.nn.functional.pad(rows, (0, 0, 0, blocks * shape.rows - len(rows)))
+    packed = tile_format(form, shape, torch.float16).pack(rows)
+    assert packed.scales is not None
+    places = torch.randperm(blocks * tiles + 3, generator=torch.Generator().manual_seed(0))[: blocks * tiles].int()
+    stream = torch.zeros(blocks * tiles + 3, shape.tile_bytes, dtype=torch.uint8)
+    stream[places.long()] = packed.images
+    for first, last in ((0, height), (5, 17), (height - 1, height)):
+        out = torch.full((count, last - first, cols), torch.nan, dtype=torch.float16)
+        low, high = first * count // shape.rows, -(-last * count // shape.rows)
+        unpack_nibbles(stream, places, packed.scales, UnpackedRows(out, count, first, low, high - low), shape, form)
+        for found, matrix in zip(out, matrices, strict=True):
+            expected = restore_groups(round_groups(matrix[first:last], form), form, torch.float16)
+            assert torch.equal(found, expected)
