@@ -24,6 +24,7 @@ from onewave.tiles.order.policies import plan
 from onewave.tiles.order.schedule import Ints
 from onewave.tiles.proof.table import TaskTable, lower
 from onewave.tiles.proof.verify import verify
+from onewave.tiles.sim.timeline import stage_of
 from onewave.wave.plan.deal import Deal, fewest_workers
 from onewave.wave.plan.layout import MAX_SPLITS, TileShape, held_tiles, splits_of, tile_shape
 from onewave.wave.plan.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
@@ -212,13 +213,55 @@ def plan_decode(
     return deal_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes, context=context).proved(policy)
 
 
+@dataclass(frozen=True)
+class StepChanges:
+    """What a dealt step has otherwise than the one that the engine launches by itself.
+
+    moves: (stage, worker, worker), each takes a row block of that stage's products from the first worker and gives it
+    to the second, in every layer where the first has one; "stream" moves rows of the residual stream, which o and down
+    share. turn: workers by which attention's tasks are moved on. splits, slices: of step_parts. held, ring: of the
+    TileShape.
+    """
+
+    moves: tuple[tuple[str, int, int], ...] = ()
+    turn: int = 0
+    splits: int | None = None
+    slices: int | None = None
+    held: int | None = None
+    ring: int | None = None
+
+    def of_shape(self, shape: TileShape) -> TileShape:
+        """The tiling with its changes."""
+        held = shape.held if self.held is None else min(self.held, shape.held)
+        return replace(shape, held=held, ring=shape.ring if self.ring is None else min(self.ring, shape.ring))
+
+    def moved(self, shares: list[int], stage: str) -> list[int]:
+        """A stage's shares after all moves."""
+        for name, source, target in self.moves:
+            if name == stage and shares[source] > 0:
+                shares[source] -= 1
+                shares[target] += 1
+        return shares
+
+
+STREAM = "stream"
+"""The stage of o and down in StepChanges.moves."""
+
+
 def deal_decode(
-    config: ModelConfig, *, batch: int, workers: int, weight_bytes: float = 2, context: int = 0
+    config: ModelConfig,
+    *,
+    batch: int,
+    workers: int,
+    weight_bytes: float = 2,
+    context: int = 0,
+    changes: StepChanges | None = None,
 ) -> DealtStep:
     """Deal one step of up to `batch` sequences (rounded up to a power of two) out to workers.
 
     workers: thread blocks, of which workers_for says how many a device takes. weight_bytes: a WeightFormat's, 2 for
     bfloat16 and float16. context: tokens in each cache. It changes what attention reads, and no word of the program.
+    changes: None for none.
     Raises UnsupportedError, InvalidArgumentError.
     """
     _check_supported(config, batch)
@@ -226,20 +269,24 @@ def deal_decode(
         raise InvalidArgumentError("one wave: workers", got=str(workers), allowed="1 or more")
     if not 0 <= context <= MAX_CONTEXT:
         raise InvalidArgumentError("one wave: context", got=str(context), allowed=f"0 to {MAX_CONTEXT:,}")
-    operations, shape, groups = step_parts(config, batch=batch, weight_bytes=weight_bytes)
+    changes = changes or StepChanges()
+    operations, shape, groups = step_parts(
+        config, batch=batch, weight_bytes=weight_bytes, splits=changes.splits, slices=changes.slices
+    )
+    shape = changes.of_shape(shape)
     deal = Deal(operations, shape, workers, shape.batch, by_writer=True, context=context)
     # The first workers have more rows of the residual stream. So the last ones have the larger shares of gate_up, and
     # `down` reads their results last.
-    stream_shares = deal.shares(config.hidden_size // shape.rows, first=True)
+    stream_shares = changes.moved(deal.shares(config.hidden_size // shape.rows, first=True), STREAM)
     for name, operation in operations.items():
         if not isinstance(operation, Operation):
-            deal.add_units(name)
+            deal.add_units(name, turn=changes.turn)
         elif operation.residual:
             # A worker always has the same rows: the residual stream never leaves it.
             pieces = shape.rows // deal.height(operation)
             deal.add(name, shares=[share * pieces for share in stream_shares])
         else:
-            deal.add(name)
+            deal.add(name, shares=changes.moved(deal.shares(deal.blocks_of(name)), stage_of(name)))
     queues = tuple(map(tuple, deal.queues))
     return DealtStep(deal.build.graph(), queues, operations, shape, groups, pace_of(shape, operations))
 

@@ -131,6 +131,11 @@ def default_plan(
 ) -> StepPlan:
     """Return the plan that the engine launches by itself. model: its name in the file. Raises UnsupportedError."""
     dealt = deal_decode(config, batch=batch, workers=workers, weight_bytes=WEIGHT_BYTES[weights])
+    return plan_of(config, dealt, model=model, weights=weights)
+
+
+def plan_of(config: ModelConfig, dealt: DealtStep, *, model: str, weights: str) -> StepPlan:
+    """Write down a step that was dealt."""
     tasks = dealt.graph.tasks
     slices = max(o.slices for o in dealt.operations.values() if isinstance(o, Operation))
     return StepPlan(

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from onewave.base.errors import InvalidArgumentError
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama_plan import DecodePlan, plan_decode, workers_for
+from onewave.models.llama_plan import DealtStep, DecodePlan, plan_decode, workers_for
 from onewave.tiles.sim.fit import fit_hand_offs
 from onewave.tiles.sim.machine import H200_LEVELS, Machine
 from onewave.tiles.sim.simulate import simulate
@@ -99,9 +101,11 @@ def predict_step(
     return predict_plan(plan, costs, batch=batch)
 
 
-def predict_plan(plan: DecodePlan, costs: WaveCosts, *, batch: int) -> Trace:
-    """Simulate a proved step of up to `batch` sequences. Raises InvalidArgumentError for costs of a stage that it
-    lacks."""
+def predict_plan(plan: DecodePlan | DealtStep, costs: WaveCosts, *, batch: int) -> Trace:
+    """Simulate a step of up to `batch` sequences. A dealt one, which nothing has proved, keeps program order.
+
+    Raises InvalidArgumentError for costs of a stage that it lacks, and where it would wait for ever.
+    """
     stages = {stage_of(task.phase) for task in plan.graph.tasks} | {"combine"}  # of several sequences
     unknown = sorted({*costs.hand_offs, *costs.several} - stages)
     if unknown:
@@ -122,19 +126,22 @@ def fit_costs(config: ModelConfig, measured: Trace, *, batch: int, memory_bandwi
     return WaveCosts(memory_bandwidth, found, source)
 
 
-def _simulated(plan: DecodePlan, hand_offs: Mapping[str, float], memory_bandwidth: float) -> Trace:
+def _simulated(plan: DecodePlan | DealtStep, hand_offs: Mapping[str, float], memory_bandwidth: float) -> Trace:
     tasks = plan.graph.tasks
+    if isinstance(plan, DecodePlan):
+        queues, order, shape = [plan.table.task[q].tolist() for q in plan.table.queues], plan.order, plan.program.shape
+    else:
+        queues, order, shape = plan.queues, np.arange(len(tasks)), plan.shape
     machine = Machine(
-        workers=plan.program.workers,
+        workers=len(queues),
         queues="static",
         memory_bandwidth=memory_bandwidth,
-        levels=(replace(H200_LEVELS[0], bandwidth=_CACHE_BANDWIDTH * plan.program.workers),),
+        levels=(replace(H200_LEVELS[0], bandwidth=_CACHE_BANDWIDTH * len(queues)),),
         task_ns=0.0,
         # Adding up slices belongs to its product's stage, which has one hand-off.
         hand_offs={
             task.name: 0.0 if task.name.endswith("_sum") else hand_offs.get(stage_of(task.phase), 0.0) for task in tasks
         },
-        ahead_bytes=plan.program.shape.ring * plan.program.shape.tile_bytes,
+        ahead_bytes=shape.ring * shape.tile_bytes,
     )
-    queues = [plan.table.task[queue].tolist() for queue in plan.table.queues]
-    return simulate(plan.graph, plan.order, machine, queues=queues)
+    return simulate(plan.graph, order, machine, queues=queues)

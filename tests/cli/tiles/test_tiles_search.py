@@ -11,6 +11,7 @@ import time
 import pytest
 
 from onewave.tiles.search.panels import panel_loads
+from onewave.weights.fetch.sources import BUILTIN_DIR
 
 SEARCH = ["tiles", "search", "gemm"]
 GRID = ["512", "512", "512", "--tile", "128x128x64"]
@@ -147,3 +148,17 @@ def test_a_table_into_a_closed_pipe_ends_as_other_output_does():
     with os.fdopen(write_end, "wb") as closed:
         done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_search_decode_writes_plans_and_refuses_the_other_programs_options(onewave, tmp_path):
+    config, out = tmp_path / "config.json", tmp_path / "plans"
+    facts = json.loads((BUILTIN_DIR / "llama-3.2-1b.json").read_text())
+    config.write_text(json.dumps(facts | {"num_hidden_layers": 1, "vocab_size": 640}))
+    command = ["tiles", "search", "decode", str(config), "--workers", "8", "--time-limit", "2", "--keep", "1"]
+    done = onewave(*command, "--out", str(out), "--json")
+    assert (done.status, done.err) == (0, "")
+    assert [plan["plan"] for plan in json.loads(done.out)["plans"]] == ["plan1"]
+    assert "verified: a step of" in onewave("tiles", "verify", str(out / "plan1.json")).out
+    assert "a step, by costs fitted" in onewave("tiles", "simulate", str(out / "plan1.json")).out
+    for wrong in ([*command, "--cache-panels", "4"], [*SEARCH, *GRID, "--cache-panels", "4", "--batch", "2"]):
+        assert onewave(*wrong).status == 2

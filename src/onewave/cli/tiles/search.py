@@ -1,4 +1,4 @@
-"""`onewave tiles search`: the order of a product's tiles that loads the fewest panels."""
+"""`onewave tiles search`: the order of a product's tiles that loads the fewest panels, or a decode step's plan."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.cli import options
 from onewave.cli.output import percent, show, table
 from onewave.cli.tiles import options as given
+from onewave.cli.tiles.search_plans import DecodeSearch
 
 if TYPE_CHECKING:
     from onewave.tiles.search.search import SearchResult
 
 MAX_SHOWN = 32
+_OF_GEMM = {"tile", "cache_panels", "policy", "start", "method"}
 
 
 def search_command(
-    program: Annotated[str, typer.Argument(metavar="gemm", help="C[M,N] = A[M,K] B[K,N].")],
-    sizes: Annotated[list[str] | None, typer.Argument(metavar="M N K", help="In elements.")] = None,
+    call: typer.Context,
+    decode: DecodeSearch,
+    program: Annotated[str, typer.Argument(metavar="PROGRAM", help="gemm: C[M,N] = A[M,K] B[K,N]; or decode.")],
+    sizes: Annotated[
+        list[str] | None, typer.Argument(metavar="SIZES...", help="gemm: M N K, in elements; decode: MODEL.")
+    ] = None,
     tile: given.Tile = None,
     cache_panels: Annotated[
         int | None, typer.Option("--cache-panels", help="Whole panels of A and B that fit.")
@@ -34,18 +40,27 @@ def search_command(
     ] = 10.0,
     as_json: options.Json = False,
 ) -> None:
-    """Search the order of C's tiles that loads the fewest panels.
+    """Search the order of C's tiles that loads the fewest panels, or the plan of a decode step.
 
-    A tile of C needs a row panel of A and a column panel of B; a load costs 1. Prints loads, a lower bound that holds
-    for every order from that start, and whether the loads are proven least. Example: search gemm 512 512 512 --tile
-    128x128x64 --cache-panels 4.
+    gemm: a tile of C needs a row panel of A and a column panel of B; a load costs 1. Prints loads, a lower bound that
+    holds for every order from that start, and whether the loads are proven least. Example: search gemm 512 512 512
+    --tile 128x128x64 --cache-panels 4.
+
+    decode: draws changes of the wave's own plan, simulates each by costs fitted to a measured launch, proves the best
+    and writes them as files for `bench wave --plans DIR`. Example: search decode llama-3.1-8b --time-limit 600 --out
+    plans.
     """
+    for name in options.chosen(call, _OF_GEMM if program == "decode" else set(DecodeSearch.__dataclass_fields__)):
+        raise InvalidArgumentError(name, got=f"with {program}", allowed="an option of that program; --help lists them")
+    if program == "decode":
+        decode.run(sizes or [], time_limit, as_json)
+        return
     from onewave.tiles.graph.builders import cuts
     from onewave.tiles.graph.programs import parse_tile, read_sizes
     from onewave.tiles.search.search import search_panels
 
     if program != "gemm":
-        raise InvalidArgumentError("search", got=repr(program[:40]), allowed="gemm M N K")
+        raise InvalidArgumentError("search", got=repr(program[:40]), allowed="gemm M N K, decode MODEL")
     if cache_panels is None:
         raise InvalidArgumentError("--cache-panels", got="nothing", allowed="2 or more panels")
     m, n, _ = read_sizes("gemm", sizes or [])

@@ -109,8 +109,16 @@ class Deal:
         passing = operation.weight is not None and passes(operation.cols, operation.slices, self.shape)
         return self.shape.group if passing else operation.rows
 
-    def add_units(self, name: str) -> None:
-        """Deal out attention, a task a unit and split, or its combination, a task a unit and part.
+    def blocks_of(self, name: str) -> int:
+        """Count an operation's row blocks, of all slices of K."""
+        operation = self.operations[name]
+        assert isinstance(operation, Operation)
+        slices = 1 if operation.weight is None else operation.slices
+        return operation.rows // self.height(operation) * slices
+
+    def add_units(self, name: str, *, turn: int = 0) -> None:
+        """Deal out attention, a task a unit and split, or its combination, a task a unit and part. turn: workers by
+        which they are moved on.
 
         Combination runs on the workers of the unit's last splits, which are idle while a sequence is short.
         """
@@ -121,7 +129,8 @@ class Deal:
         for unit, piece in self.units_of(name):
             split = max(0, groups.splits - 1 - piece) if isinstance(operation, Combination) else piece
             number = unit * groups.splits + split
-            self.unit(number * self.workers // (units * groups.splits), name, unit, piece)
+            worker = number * self.workers // (units * groups.splits)
+            self.unit((worker + turn) % self.workers, name, unit, piece)
 
     def units_of(self, name: str) -> list[tuple[int, int]]:
         """List the tasks of attention, (unit, split), or of its combination, (unit, part), in their order."""

@@ -1,0 +1,172 @@
+"""Search plans of a decode step for one that is predicted to be faster than the wave's own. Needs no torch.
+
+A candidate is the wave's own plan with StepChanges: row blocks moved between workers, attention moved on to other
+workers, other splits and slices, tiles held and rings. Each is simulated on the first layers of the model, by hand-offs
+fitted to a measured launch, and from the best ones others are drawn. The best of all are dealt out whole, proved, and
+simulated whole.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from onewave.base.errors import OnewaveError
+from onewave.base.weight_formats import WEIGHT_BYTES
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.llama_plan import STREAM, DealtStep, DecodePlan, StepChanges, deal_decode, workers_for
+from onewave.models.step_plan import StepPlan, plan_of, prove_dealt
+from onewave.models.wave_prediction import WaveCosts, kept_costs, predict_plan
+
+# Layers of a trial: the first differ from the rest, as the pipeline still fills.
+_LAYERS = 3
+# Candidates from which others are drawn.
+_FRONT = 8
+# Of the time, at most, for dealing out, proving and simulating the best ones whole.
+_MOST_OF_TIME = 0.5
+_STAGES = ("qkv", "gate_up", "head", STREAM)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Whose step, for how many sequences, in which weight format, on how many SMs, after how many tokens.
+
+    same_bits: only plans that round as the wave's own does.
+    """
+
+    config: ModelConfig
+    model: str
+    batch: int
+    weights: str
+    workers: int
+    context: int
+    same_bits: bool = True
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of a weight in the stream."""
+        return WEIGHT_BYTES[self.weights]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """changes, workers: of the plan. seconds: predicted, of the first layers or of the whole step."""
+
+    changes: StepChanges
+    workers: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class FoundPlan:
+    """A plan that was proved, with its predicted seconds."""
+
+    plan: StepPlan
+    proved: DecodePlan
+    candidate: Candidate
+
+
+@dataclass(frozen=True)
+class PlanSearch:
+    """own: the wave's own plan. found: the others, the fastest first. tried: candidates that were simulated; refused:
+    those that can't be dealt out or proved. seconds: of the search."""
+
+    own: FoundPlan
+    found: tuple[FoundPlan, ...]
+    tried: int
+    refused: int
+    seconds: float
+
+
+def search_plans(
+    asked: Asked,
+    *,
+    time_limit: float,
+    keep: int = 5,
+    seed: int = 0,
+    costs: WaveCosts | None = None,
+    show: Callable[[str], None] = lambda text: None,
+) -> PlanSearch:
+    """Search for so many seconds, or a little longer where the first trials take that; keep: plans that are returned.
+
+    The same seed finds the same plans, if it has time for as many trials. Raises UnsupportedError for what does not run
+    as one wave.
+    """
+    began, costs, draw = time.perf_counter(), costs or kept_costs(), random.Random(seed)
+    workers = workers_for(asked.config, batch=asked.batch, available=asked.workers, weight_bytes=asked.weight_bytes)
+    few = min(_LAYERS, asked.config.num_layers)
+    shallow = replace(asked.config, num_layers=few, layer_windows=asked.config.layer_windows[:few])
+
+    def dealt(config: ModelConfig, changes: StepChanges, workers: int) -> DealtStep:
+        return deal_decode(
+            config, batch=asked.batch, workers=workers, weight_bytes=asked.weight_bytes, context=asked.context,
+            changes=changes,
+        )  # fmt: skip
+
+    def tried(changes: StepChanges, workers: int) -> Candidate:
+        step = predict_plan(dealt(shallow, changes, workers), costs, batch=asked.batch)
+        return Candidate(changes, workers, step.makespan * 1e-9)
+
+    def proved(changes: StepChanges, workers: int) -> FoundPlan:
+        step = dealt(asked.config, changes, workers)
+        made = prove_dealt(step)
+        seconds = predict_plan(made, costs, batch=asked.batch).makespan * 1e-9
+        plan = plan_of(asked.config, step, model=asked.model, weights=asked.weights)
+        return FoundPlan(plan, made, Candidate(changes, workers, seconds))
+
+    show("the wave's own plan")
+    own = proved(StepChanges(), workers)
+    whole = time.perf_counter() - began
+    until = began + time_limit - min(_MOST_OF_TIME * time_limit, keep * whole)
+    front = [tried(StepChanges(), workers)]
+    first, seen, count, refused = front[0].seconds, {front[0].changes}, 1, 0
+    while time.perf_counter() < until:
+        base = front[min(int(draw.expovariate(0.6)), len(front) - 1)]
+        changes, sms = _drawn(base, asked, draw, workers)
+        if changes in seen and sms == base.workers:
+            continue
+        seen.add(changes)
+        count += 1
+        try:
+            made = tried(changes, sms)
+        except OnewaveError:
+            refused += 1
+            continue
+        front = sorted([*front, made], key=lambda each: each.seconds)[:_FRONT]
+        show(f"{count} tried, the best {front[0].seconds / first:.4f} of the wave's own, first {few} layers")
+    found: list[FoundPlan] = []
+    for each in front:
+        if each.changes == StepChanges() and each.workers == workers:
+            continue
+        if len(found) == keep:
+            break
+        show(f"proving plan {len(found) + 1}")
+        found.append(proved(each.changes, each.workers))
+    found.sort(key=lambda each: each.candidate.seconds)
+    return PlanSearch(own, tuple(found), count, refused, time.perf_counter() - began)
+
+
+def _drawn(base: Candidate, asked: Asked, draw: random.Random, most: int) -> tuple[StepChanges, int]:
+    """A candidate beside another one."""
+    changes, workers = base.changes, base.workers
+    kinds = ["moves"] * 6 + ["turn", "workers", "ring", "held"] + ([] if asked.same_bits else ["splits", "slices"])
+    kind = draw.choice(kinds)
+    if kind == "moves":
+        count = draw.choice((1, 1, 2, 4, 8))
+        moves = tuple((draw.choice(_STAGES), draw.randrange(workers), draw.randrange(workers)) for _ in range(count))
+        kept = changes.moves if draw.random() < 0.8 else changes.moves[: draw.randrange(len(changes.moves) + 1)]
+        return replace(changes, moves=kept + moves), workers
+    if kind == "turn":
+        return replace(changes, turn=draw.randrange(workers)), workers
+    if kind == "workers":
+        # Moves name workers by number.
+        return replace(changes, moves=()), draw.randint(most * 15 // 16, most)
+    if kind == "ring":
+        return replace(changes, ring=draw.randint(4, 12)), workers
+    if kind == "held":
+        return replace(changes, held=draw.choice((0, 2, 4))), workers
+    if kind == "splits":
+        return replace(changes, splits=draw.choice((1, 2, 4, 8, 16))), workers
+    return replace(changes, slices=draw.choice((1, 2, 3, 4))), workers

@@ -1,0 +1,49 @@
+"""The search over plans of a decode step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from onewave.models.config.read import builtin_config
+from onewave.models.llama_plan import STREAM, StepChanges, deal_decode
+from onewave.models.plan_search import Asked, search_plans
+from onewave.models.step_plan import prove_dealt, prove_plan, read_plan
+from onewave.models.wave_prediction import WaveCosts
+
+CONFIG = replace(builtin_config("llama-3.2-1b"), num_layers=2, layer_windows=(None, None), vocab_size=1600)
+
+
+def asked(**changes: object) -> Asked:
+    return replace(Asked(CONFIG, "llama-3.2-1b", 1, "compact", 12, 512), **changes)
+
+
+def test_what_is_found_is_proved_and_predicted_from_its_own_file() -> None:
+    # Without hand-offs only the shares count, and the wave's own are as even as they can be but for the rest's place.
+    costs = WaveCosts(4554.0, {"attend": 900.0, "qkv": 500.0})
+    result = search_plans(asked(), time_limit=6, keep=2, costs=costs)
+    assert result.tried > 5
+    assert len(result.found) == 2
+    assert result.found[0].candidate.seconds <= result.found[1].candidate.seconds
+    for found in result.found:
+        again = prove_plan(CONFIG, read_plan(found.plan.to_json().encode()), context=512)
+        assert again.program.steps.tolist() == found.proved.program.steps.tolist()
+        assert found.plan.rounds_as(result.own.plan)
+
+
+@pytest.mark.parametrize("stage", ["qkv", "gate_up", "head", STREAM])
+def test_a_move_takes_a_row_block_from_one_worker_in_every_layer(stage: str) -> None:
+    options = {"batch": 1, "workers": 12, "weight_bytes": 1.625}
+    own = deal_decode(CONFIG, **options)
+    moved = deal_decode(CONFIG, **options, changes=StepChanges(moves=((stage, 3, 7), (stage, 3, 7)), turn=1))
+    prove_dealt(moved)
+    name = {"head": "head", STREAM: "down1"}.get(stage, f"{stage}0")
+    own_blocks, blocks = (
+        [sum(step.graph.tasks[t].index[1] for t in queue if step.graph.tasks[t].name == name) for queue in step.queues]
+        for step in (own, moved)
+    )
+    # The rest of a division goes to who streams least, which moves change.
+    assert own_blocks[3] - blocks[3] in (1, 2, 3)
+    assert blocks[7] - own_blocks[7] in (1, 2, 3)
+    assert all(abs(a - b) <= 1 for at, (a, b) in enumerate(zip(own_blocks, blocks, strict=True)) if at not in (3, 7))
