@@ -25,7 +25,7 @@ _LAYERS = 3
 # Candidates from which others are drawn.
 _FRONT = 8
 # Of the time, at most, for dealing out, proving and simulating the best ones whole.
-_MOST_OF_TIME = 0.5
+_PROOF_SHARE = 0.5
 _STAGES = ("qkv", "gate_up", "head", STREAM)
 
 
@@ -119,7 +119,7 @@ def search_plans(
     show("the wave's own plan")
     own = proved(StepChanges(), workers)
     whole = time.perf_counter() - began
-    until = began + time_limit - min(_MOST_OF_TIME * time_limit, keep * whole)
+    until = began + time_limit - min(_PROOF_SHARE * time_limit, keep * whole)
     front = [tried(StepChanges(), workers)]
     first, seen, count, refused = front[0].seconds, {front[0].changes}, 1, 0
     while time.perf_counter() < until:
