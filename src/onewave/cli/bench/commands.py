@@ -14,7 +14,9 @@ bench = group(
         "prompt": Listed(
             "bench.prompt:prompt", "Time prompts to their first token, the GPU's and the host's part apart."
         ),
+        "serve": Listed("bench.serve:serve", "Measure a running server's latencies under load."),
         "startup": Listed("bench.startup:startup", "Time a model's loading and first answer in new processes."),
+        "throughput": Listed("bench.throughput:throughput", "Measure tokens a second of many requests at once."),
         "warm": Listed("bench.startup:warm", "Time the first calls of attention's kernels."),
         "wave": Listed("bench.wave:wave", "Time a decode step as one launch and as a CUDA graph."),
     },

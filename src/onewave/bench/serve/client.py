@@ -1,0 +1,142 @@
+"""The least of an HTTP client that a load needs: one request a connection, answers as server-sent events.
+
+General clients take so long for an event that with 64 streams they would measure themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from onewave.base.errors import InvalidArgumentError, OnewaveError, shown
+
+_MAX_HEAD_BYTES = 64 * 1024
+_MAX_MESSAGE = 300
+
+
+class RequestFailed(OnewaveError):
+    """A request that the server refused, or whose connection broke."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a server is. base: the path before /v1. timeout: seconds that a whole request may take."""
+
+    host: str
+    port: int
+    base: str
+    tls: bool
+    api_key: str | None = None
+    timeout: float = 600.0
+
+    @classmethod
+    def parse(cls, url: str, api_key: str | None = None, *, timeout: float = 600.0) -> Endpoint:
+        """Of http[s]://host[:port][/path], with /v1 at its end or without. Raises InvalidArgumentError."""
+        allowed = "http://HOST:PORT, or https://"
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            raise InvalidArgumentError("url", got=shown(url), allowed=allowed) from None
+        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or parts.username:
+            raise InvalidArgumentError("url", got=shown(url), allowed=allowed)
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise InvalidArgumentError("api_key", got="not printable ASCII", allowed="the server's key")
+        tls = parts.scheme == "https"
+        base = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(host, port or (443 if tls else 80), base, tls, api_key, timeout)
+
+    async def get(self, path: str) -> Any:
+        """Return the JSON at a path. Raises RequestFailed."""
+        return await self._whole("GET", path, None)
+
+    async def post(self, path: str, body: Any) -> Any:
+        """Return the JSON that answers a JSON body. Raises RequestFailed."""
+        return await self._whole("POST", path, body)
+
+    async def events(self, path: str, body: Any) -> AsyncGenerator[bytes]:
+        """The data of each event that answers a JSON body, as it comes. Raises RequestFailed."""
+        buffer = b""
+        async for part in self._parts("POST", path, body):
+            buffer = (buffer + part).replace(b"\r\n", b"\n") if b"\r" in part else buffer + part
+            *whole, buffer = buffer.split(b"\n\n")
+            for each in whole:
+                for line in each.split(b"\n"):
+                    if line.startswith(b"data:"):
+                        yield line[5:].strip()
+
+    async def _whole(self, method: str, path: str, body: Any) -> Any:
+        text = b"".join([part async for part in self._parts(method, path, body)])
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise RequestFailed(self._at(path), got="an answer that is no JSON") from None
+
+    async def _parts(self, method: str, path: str, body: Any) -> AsyncGenerator[bytes]:
+        """The parts of a good answer's body, as they come."""
+        writer: asyncio.StreamWriter | None = None
+        try:
+            context = ssl.create_default_context() if self.tls else None
+            reader, writer = await asyncio.open_connection(self.host, self.port, ssl=context, limit=_MAX_HEAD_BYTES)
+            writer.write(self._request(method, path, body))
+            head = await reader.readuntil(b"\r\n\r\n")
+            status, headers = _parsed(head)
+            if status != 200:
+                text = b"".join([part async for part in _body(reader, headers)])
+                raise RequestFailed(self._at(path), got=f"status {status}: {_message(text)}")
+            async for part in _body(reader, headers):
+                yield part
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+            got = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise RequestFailed(self._at(path), got=got, next="Is the server there?") from error
+        finally:
+            if writer is not None:
+                writer.close()
+
+    def _request(self, method: str, path: str, body: Any) -> bytes:
+        content = b"" if body is None else json.dumps(body).encode()
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [f"{method} {self.base}{path} HTTP/1.1", f"Host: {host}:{self.port}", "Connection: close"]
+        if body is not None:
+            lines += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
+        if self.api_key is not None:
+            lines.append(f"Authorization: Bearer {self.api_key}")
+        return "\r\n".join([*lines, "", ""]).encode() + content
+
+    def _at(self, path: str) -> str:
+        return f"http{'s' if self.tls else ''}://{self.host}:{self.port}{self.base}{path}"
+
+
+def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
+    """Status and headers, names in lower case. Raises ValueError."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    version, _, rest = first.partition(" ")
+    if not version.startswith("HTTP/1."):
+        raise ValueError("no answer in HTTP/1")
+    pairs = (line.split(":", 1) for line in lines if ":" in line)
+    return int(rest[:3]), {name.strip().lower(): value.strip() for name, value in pairs}
+
+
+async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncGenerator[bytes]:
+    if "chunked" in headers.get("transfer-encoding", "").lower():
+        while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+            yield (await reader.readexactly(size + 2))[:-2]
+    elif "content-length" in headers:
+        yield await reader.readexactly(int(headers["content-length"]))
+    else:
+        while part := await reader.read(_MAX_HEAD_BYTES):
+            yield part
+
+
+def _message(text: bytes) -> str:
+    """What an error's body says."""
+    try:
+        found = json.loads(text)
+        return str(found["error"]["message"])[:_MAX_MESSAGE]
+    except (ValueError, KeyError, TypeError):
+        return text.decode("utf-8", "replace")[:_MAX_MESSAGE]

@@ -1,0 +1,181 @@
+"""`onewave bench serve`: how soon a running server answers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onewave.base.errors import InvalidArgumentError, shown
+from onewave.cli import options
+from onewave.cli.bench.report import Results, numbers, show_status
+from onewave.cli.output import table
+
+if TYPE_CHECKING:
+    from onewave.bench.serve.client import Endpoint
+    from onewave.bench.serve.load import Level, LevelResult
+    from onewave.bench.serve.workload import Workload
+
+_COLUMNS = ("load", "metric", "p50", "p90", "p99", "mean", "tokens/s", "good", "failed", "cached")
+
+
+@dataclass(frozen=True)
+class _Server:
+    """Where it is."""
+
+    url: Annotated[str, typer.Option("--url", help="The server's address.")] = "http://127.0.0.1:8000"
+    model: Annotated[str | None, typer.Option("--model", help="The model's name. Default: the server's first.")] = None
+    api_key: Annotated[str | None, typer.Option("--api-key", help="A key that the server knows.")] = None
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds that a request may take.")] = 600.0
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of it; see Workload."""
+
+    api: Annotated[str, typer.Option("--api", help="completions (token ids) or chat (words).")] = "completions"
+    data: Annotated[str, typer.Option("--data", help="random, shared-prefix or multi-turn.")] = "random"
+    input_len: Annotated[int, typer.Option("--input-len", help="Tokens of a prompt, or of each turn.")] = 512
+    output_len: Annotated[int, typer.Option("--output-len", help="Tokens of an answer.")] = 128
+    shared_len: Annotated[
+        int, typer.Option("--shared-len", help="Tokens before each prompt that all share (shared-prefix).")
+    ] = 2048
+    turns: Annotated[int, typer.Option("--turns", help="Turns of a conversation (multi-turn).")] = 4
+    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Random token ids lie below this.")] = 10_000
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos/--no-ignore-eos", help="Ask for whole answers, a field beyond OpenAI's.")
+    ] = True
+    seed: Annotated[int, typer.Option("--seed", help="Of prompts and arrivals.")] = 0
+
+
+@dataclass(frozen=True)
+class _Load:
+    """How much at once, and what is good."""
+
+    clients: Annotated[str, typer.Option("--clients", help="Clients that each wait for their answer: 1,8,16.")] = "1,8"
+    rate: Annotated[
+        str | None, typer.Option("--rate", help="Instead: conversations that begin at random, a second: 0.5,4.")
+    ] = None
+    conversations: Annotated[
+        int | None, typer.Option("--conversations", min=1, help="Of each load. Default: 8 a client, 64 at a rate.")
+    ] = None
+    slo_first: Annotated[
+        float | None, typer.Option("--slo-first", help="Good answers: most ms to the first token.")
+    ] = None
+    slo_token: Annotated[float | None, typer.Option("--slo-token", help="And ms a token after it, on average.")] = None
+    slo_whole: Annotated[float | None, typer.Option("--slo-whole", help="And ms to the last one.")] = None
+
+
+def serve(
+    server: _Server,
+    asked: _Asked,
+    load: _Load,
+    *,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the latencies (SVG).")] = None,
+    device: options.Device = "auto",
+    out: Results,
+) -> None:
+    """Measure a running server with OpenAI's API, this one's or another's: times to first token, between tokens and to
+    the last, at each load.
+
+    A load of clients is closed, one of a rate is open (Poisson). --device only names the device in the ledger.
+    """
+    from onewave.bench.serve.client import Endpoint
+    from onewave.bench.serve.load import Level
+    from onewave.bench.serve.workload import Workload
+    from onewave.engine.load.choices import choose_device
+
+    levels = _levels(load, Level)
+    endpoint = Endpoint.parse(server.url, server.api_key, timeout=server.timeout)
+    workload = Workload(server.model or "", **vars(asked))
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise InvalidArgumentError("--plot", got=str(plot), allowed="a file in a directory that is there")
+    results = asyncio.run(_run(endpoint, workload, levels, load))
+    where = choose_device(device)
+    title = (
+        f"{results[0].workload.model} at {server.url}, {asked.data}, {asked.input_len} in, {asked.output_len} out, ms"
+    )
+    rows = table(title, *_COLUMNS, left=2)
+    for result in results:
+        _add_rows(rows, result)
+    citations = out.record((line for result in results for line in result.measurements()), where)
+    notes = [f"failed: {answer.error}" for result in results for answer in result.answers if answer.error][:3]
+    if plot is not None:
+        from onewave.bench.serve.plot import picture
+
+        plot.write_text(picture(results, title))
+        notes.append(f"drawn: {plot}")
+    facts = {"model": results[0].workload.model, "url": server.url, **vars(asked)}
+    out.show(facts | {"results": [_facts(result) for result in results]}, citations, rows, *notes)
+
+
+def _levels(load: _Load, make: type[Level]) -> list[Level]:
+    if load.rate is None:
+        return [make(clients=clients) for clients in numbers("--clients", load.clients, 1)]
+    try:
+        rates = [float(part) for part in load.rate.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(0 < rate < 1e6 for rate in rates):
+        raise InvalidArgumentError("--rate", got=shown(load.rate), allowed="numbers above 0 separated by commas")
+    return [make(rate=rate) for rate in rates]
+
+
+async def _run(endpoint: Endpoint, workload: Workload, levels: list[Level], load: _Load) -> list[LevelResult]:
+    from dataclasses import replace
+
+    from onewave.bench.serve.load import Level, Limits, run_level
+
+    if not workload.model:
+        found = await endpoint.get("/v1/models")
+        workload = replace(workload, model=str(found["data"][0]["id"]))
+    limits = Limits(*(None if ms is None else ms / 1e3 for ms in (load.slo_first, load.slo_token, load.slo_whole)))
+    # The first requests of a server may compile kernels.
+    await run_level(endpoint, workload, Level(clients=1), count=2, limits=limits)
+    results: list[LevelResult] = []
+    for level in levels:
+        count = load.conversations or (64 if level.rate is not None else 8 * (level.clients or 1))
+        results.append(await run_level(endpoint, workload, level, count=count, limits=limits, show=show_status))
+    return results
+
+
+def _add_rows(rows: Any, result: LevelResult) -> None:
+    from onewave.bench.serve.load import percentile
+
+    for metric, samples in result.samples().items():
+        first = metric == "ttft"
+        share = result.cached_share
+        rows.add_row(
+            result.level.name if first else "",
+            metric,
+            *(f"{percentile(samples, at):.2f}" for at in (50, 90, 99)),
+            f"{sum(samples) / max(1, len(samples)):.2f}",
+            f"{result.tokens_per_second:.1f}" if first else "",
+            f"{result.good / result.seconds:.2f}/s" if first else "",
+            str(len(result.answers) - len(result.done)) if first else "",
+            ("-" if share is None else f"{share:.0%}") if first else "",
+        )
+
+
+def _facts(result: LevelResult) -> dict[str, Any]:
+    from onewave.bench.serve.load import percentile
+
+    tails = {
+        metric: {f"p{at}": percentile(samples, at) for at in (50, 90, 99)} | {"n": len(samples)}
+        for metric, samples in result.samples().items()
+        if samples
+    }
+    return {
+        "load": result.level.name,
+        "requests": len(result.answers),
+        "failed": len(result.answers) - len(result.done),
+        "seconds": result.seconds,
+        "requests_per_second": len(result.done) / result.seconds,
+        "tokens_per_second": result.tokens_per_second,
+        "good_per_second": result.good / result.seconds,
+        "cached_share": result.cached_share,
+        **tails,
+    }

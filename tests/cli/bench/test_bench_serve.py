@@ -1,0 +1,125 @@
+"""`onewave bench serve` against a tiny model's server, and servers that answer badly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socketserver
+import threading
+from xml.etree import ElementTree
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server needs onewave[serve]")
+
+from kit.ledgers import read_ledger
+from kit.serving import NAME, serve_in_thread, tiny_llm
+from onewave.bench.serve.client import Endpoint
+from onewave.bench.serve.load import Level, Limits, run_level
+from onewave.bench.serve.workload import Workload
+
+SMALL = ("--input-len", "9", "--output-len", "6", "--vocab-size", "200")
+METRICS = ["ttft", "inter_token", "per_token", "end_to_end"]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    with tiny_llm(tmp_path_factory.mktemp("tiny"), max_num_seqs=4) as llm, serve_in_thread(llm) as serving:
+        yield serving.url
+
+
+def test_each_load_has_its_latencies_in_table_ledger_and_picture(onewave, url, tmp_path):
+    files = ("--ledger", tmp_path, "--plot", tmp_path / "picture.svg")
+    done = onewave("bench", "serve", "--url", url, *SMALL, "--clients", "1,3", "--conversations", "6", *files)
+    assert done.status == 0, done.err
+    assert [done.out.count(name) for name in ("1 clients", "3 clients", "ttft", "end_to_end")] == [1, 1, 2, 2]
+    lines = list(read_ledger(tmp_path / "cpu.jsonl"))
+    assert [line["metric"] for line in lines] == METRICS * 2
+    assert {line["model"] for line in lines} == {NAME}
+    assert [line["extra"]["clients"] for line in lines[::4]] == [1, 3]
+    ElementTree.parse(tmp_path / "picture.svg")
+
+
+@pytest.mark.parametrize(
+    ("data", "level", "requests", "prompt"),
+    [
+        ("random", Level(rate=50.0), 4, 9),
+        ("shared-prefix", Level(clients=2), 4, 25),
+        ("multi-turn", Level(clients=2), 12, (9 + 24 + 39) / 3),
+    ],
+)
+def test_every_kind_of_data_is_asked_and_every_answer_counted(url, data, level, requests, prompt):
+    workload = Workload(NAME, data=data, input_len=9, output_len=6, shared_len=16, turns=3, vocab_size=200)
+    for limits, good in ((Limits(first=60.0), requests), (Limits(token=1e-9), 0)):
+        result = asyncio.run(run_level(Endpoint.parse(url), workload, level, count=4, limits=limits))
+        assert (len(result.answers), len(result.done), result.good) == (requests, requests, good)
+        assert [answer.tokens for answer in result.answers] == [6] * requests
+        assert sum(answer.prompt_tokens for answer in result.answers) / requests == prompt
+        assert all(answer.begun < answer.times[0] <= answer.times[-1] for answer in result.answers)
+
+
+def test_chat_repeats_what_was_said(onewave, url):
+    arguments = ("--url", url, "--api", "chat", "--data", "multi-turn", "--turns", "2", "--input-len", "3")
+    done = onewave(
+        "bench", "serve", *arguments, "--output-len", "4", "--clients", "1", "--conversations", "1", "--json"
+    )
+    assert json.loads(done.out)["results"][0]["requests"] == 2
+
+
+class Bad(socketserver.StreamRequestHandler):
+    """Answers with the server's `answer`, whatever is asked."""
+
+    def handle(self):
+        self.request.recv(65536)
+        self.wfile.write(self.server.answer)
+
+
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b'HTTP/1.1 429 Too Many\r\nContent-Length: 31\r\n\r\n{"error": {"message": "queue"}}', "status 429: queue"),
+        (b"SSH-2.0-other\r\n\r\n", "no answer in HTTP/1"),
+        (b"", "Is the server there?"),
+        (EVENTS + b"data: {nonsense}\n\n", "an event that is not OpenAI's"),
+        (EVENTS + b"data: [DONE]\n\n", "without a token"),
+        (EVENTS + b'data: {"error": {"message": "broke"}}\n\n', "broke"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40\r\ndata", "Is the server there?"),
+    ],
+)
+def test_a_server_that_answers_badly_is_one_clear_error(onewave, answer, message):
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Bad) as server:
+        server.answer = answer
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        where = f"http://127.0.0.1:{server.server_address[1]}"
+        assert message in onewave("bench", "serve", "--url", where, "--model", "m").error()
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--url", "ftp://here"), "--url"),
+        (("--rate", "0"), "--rate"),
+        (("--clients", "0"), "--clients"),
+        (("--data", "other"), "--data"),
+        (("--plot", "/nowhere/at/all.svg"), "--plot"),
+        (("--url", "http://127.0.0.1:1", "--model", "m"), "http://127.0.0.1:1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(onewave, option, message):
+    assert message in onewave("bench", "serve", *option).error()
+
+
+def test_throughput_counts_what_many_requests_generate(onewave, tiny_model, tmp_path):
+    lengths = ("--input-len", "5", "--output-len", "7", "--requests", "3", "--max-num-seqs", "2", "--reps", "2")
+    done = onewave("bench", "throughput", "--model", tiny_model, *lengths, "--ledger", tmp_path, "--json")
+    found = json.loads(done.out)
+    assert found["tokens_per_second"] == pytest.approx(3 * 7 / found["seconds"]["p50"])
+    assert found["total_tokens_per_second"] == pytest.approx(3 * 12 / found["seconds"]["p50"])
+    (line,) = read_ledger(tmp_path / "cpu.jsonl")
+    assert (line["metric"], line["n"], line["extra"]["max_num_seqs"]) == ("throughput", 2, 2)
+    too_long = onewave("bench", "throughput", "--model", tiny_model, "--input-len", "500").error()
+    assert "--max-model-len" in too_long or "max_model_len" in too_long
