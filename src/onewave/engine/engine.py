@@ -159,7 +159,8 @@ class Engine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._make_detokenizer = make_detokenizer
         # Kept: a text is asked for again at each position, and shared by all entries.
-        self._token_text = cache(token_text or (lambda token_id: ""))
+        text_of: Callable[[int], str] = token_text or (lambda token_id: "")
+        self._token_text = cache(text_of)
         self._seed = seed
         self._num_requests = 0
         self._scheduler: Scheduler[Sample] = Scheduler(runner.max_num_seqs)
