@@ -1,0 +1,91 @@
+"""A call that a model writes as Python, read letter by letter: its name, then its arguments as JSON, one by one."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any
+
+_ARGUMENT = re.compile(r"\s*([^\W\d]\w*)\s*=\s*(.+)", re.DOTALL)
+_JSON_WORDS = {"true": True, "false": False, "null": None}
+
+
+class PythonScanner:
+    """Reads `name(key=value, ...)`; values are Python's literals, or JSON's. Attributes are CallScanner's."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.ended = self.failed = False
+        self._raw: list[str] = []
+        self._quote, self._escaped, self._depth = "", False, 0
+        self._num_arguments = 0
+        self._arguments: list[str] = []
+
+    def push(self, text: str) -> int:
+        """Read on; return how many letters belong to the call."""
+        for at, letter in enumerate(text):
+            if self.name is None:
+                self._step_name(letter)
+            else:
+                self._step(letter)
+            if self.ended or self.failed:
+                return at + 1
+        return len(text)
+
+    def take(self) -> str:
+        """The text of the arguments, as JSON, that came since the last call of this."""
+        text = "".join(self._arguments)
+        self._arguments.clear()
+        return text
+
+    def _step_name(self, letter: str) -> None:
+        if letter == "(" and self._raw:
+            self.name, self._raw = "".join(self._raw), []
+        elif letter.isalnum() or letter in "_.-":
+            self._raw.append(letter)
+        else:
+            self.failed = True
+
+    def _step(self, letter: str) -> None:
+        if self._quote:
+            if self._escaped or letter == "\\":
+                self._escaped = not self._escaped
+            elif letter == self._quote:
+                self._quote = ""
+        elif letter in "\"'":
+            self._quote = letter
+        elif letter in "[{(":
+            self._depth += 1
+        elif letter in "]})" and self._depth:
+            self._depth -= 1
+        elif letter in ",)" and not self._depth:
+            self._end_argument()
+            if letter == ")" and not self.failed:
+                self._arguments.append("}" if self._num_arguments else "{}")
+                self.ended = True
+            return
+        self._raw.append(letter)
+
+    def _end_argument(self) -> None:
+        text, self._raw = "".join(self._raw), []
+        if not text.strip():
+            return
+        found = _ARGUMENT.fullmatch(text)
+        try:
+            if found is None:
+                raise ValueError(text)
+            said = json.dumps(_value(found[2].strip()), ensure_ascii=False)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            self.failed = True
+            return
+        self._arguments.append(f"{', ' if self._num_arguments else '{'}{json.dumps(found[1])}: {said}")
+        self._num_arguments += 1
+
+
+def _value(text: str) -> Any:
+    """What Python's literal, or JSON's, stands for. Raises ValueError, SyntaxError."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return _JSON_WORDS[text] if text in _JSON_WORDS else json.loads(text)
