@@ -32,16 +32,19 @@ CONFIG = {
 }  # fmt: skip
 
 
-def tiny_directory(directory: Path) -> Path:
+def tiny_directory(directory: Path, *, positions: int = 512, chat_template: str | None = None) -> Path:
     """A model of two layers, for load_format="dummy", with a tokenizer of single bytes and a chat template."""
     path = bytes_directory(directory)
-    (path / "config.json").write_text(json.dumps(CONFIG))
+    (path / "config.json").write_text(json.dumps({**CONFIG, "max_position_embeddings": positions}))
+    if chat_template is not None:
+        (path / "chat_template.jinja").write_text(chat_template)
     return path
 
 
-def tiny_llm(directory: Path, **options: Any) -> LLM:
+def tiny_llm(directory: Path, *, positions: int = 512, chat_template: str | None = None, **options: Any) -> LLM:
     """Load it."""
-    return LLM(tiny_directory(directory), device="cpu", load_format="dummy", **options)
+    path = tiny_directory(directory, positions=positions, chat_template=chat_template)
+    return LLM(path, device="cpu", load_format="dummy", **options)
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,17 @@ class _Serving:
     vllm_metric_names: Annotated[
         bool, typer.Option("--vllm-metric-names", help="Metrics are called vllm:..., for dashboards made for vLLM.")
     ] = False
+    tool_form: Annotated[
+        str,
+        typer.Option(
+            "--tool-form",
+            help="How the model writes tool calls: hermes, llama3_json, pythonic, mistral, mistral_args; "
+            "auto: as its chat template shows.",
+        ),
+    ] = "auto"
+    reasoning: Annotated[
+        str, typer.Option("--reasoning", help="none: thoughts stay in the content; auto: they are reasoning_content.")
+    ] = "auto"
 
 
 def serve(
@@ -97,6 +108,8 @@ def serve(
         log_requests=serving.log_requests,
         log_json=serving.log_json,
         vllm_metric_names=serving.vllm_metric_names,
+        tool_form=serving.tool_form,
+        reasoning=serving.reasoning,
     )
     # Before the model loads: a taken port is known at once.
     listening = bind(host, port)

@@ -18,6 +18,7 @@ from onewave.base.weight_formats import COMPACT
 from onewave.engine.arguments import EngineOptions, check_place, flag
 from onewave.engine.engine import Engine
 from onewave.engine.grammar.compiler import Grammar, GrammarCompiler
+from onewave.engine.grammar.params import StructuredOutputsParams
 from onewave.engine.load.choices import (
     check_compact,
     check_dtype_on,
@@ -348,8 +349,11 @@ class LLM:
                     "prompt token id", got=shown(token_id), allowed=f"0..{vocab_size - 1}", next=advice
                 )
         check_params(params, vocab_size=vocab_size, has_tokenizer=self._tokenizer is not None)
-        grammar = None if params.form is None else self._grammars.compile(params.form)
-        return Job(text, ids, params, grammar=grammar)
+        return Job(text, ids, params, grammar=None if params.form is None else self.compile_form(params.form))
+
+    def compile_form(self, form: StructuredOutputsParams) -> Grammar:
+        """The grammar of a form, in this model's tokens. Raises InvalidArgumentError, UnsupportedError."""
+        return self._grammars.compile(form)
 
     def submit(self, job: Job, reader: Reader, answer: Callable[[Request | BaseException], object]) -> None:
         """Begin a request between two steps, without waiting for it.

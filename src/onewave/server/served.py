@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from onewave.engine.aio import AsyncLLM
 from onewave.engine.text.tokenizer import Tokenizer
+from onewave.server.answers.style import AnswerStyle
 from onewave.server.http.errors import ApiError
 from onewave.server.metrics import Metrics
 from onewave.server.options import ServeOptions
@@ -36,6 +38,11 @@ class Served:
     def has_tokenizer(self) -> bool:
         """Whether it has one: without, only token ids come and go."""
         return self.engine.llm.has_tokenizer
+
+    @cached_property
+    def style(self) -> AnswerStyle:
+        """How the model writes thoughts and tool calls. Raises TokenizerError when it has no tokenizer."""
+        return AnswerStyle.of(self.tokenizer, form=self.options.tool_form, reasoning=self.options.reasoning)
 
     def model_of(self, asked: str | None) -> str:
         """The name under which a request is answered. Raises ApiError (404) for one that is not served."""

@@ -10,59 +10,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from onewave.engine.llm import Job
 from onewave.engine.output import CompletionOutput, RequestOutput
+from onewave.server.answers.pieces import AnswerReader, Piece, PlainReader
 from onewave.server.http.errors import ApiError
 from onewave.server.served import Served
-
-
-@dataclass(frozen=True)
-class CallPart:
-    """A tool call, or a further part of its arguments. name, call_id: with the first part alone."""
-
-    index: int
-    arguments: str
-    name: str | None = None
-    call_id: str | None = None
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What a stretch of an answer's text says."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: tuple[CallPart, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.calls)
-
-
-class AnswerReader(Protocol):
-    """Reads one sample's text as it comes."""
-
-    def push(self, text: str, *, last: bool) -> Piece:
-        """What the new text makes certain; `last`: and all that was held back."""
-        ...
-
-    def finish_reason(self, reason: str) -> str:
-        """The reason of the API for the engine's, once the last text has been pushed."""
-        ...
-
-
-class PlainReader:
-    """All of the text is content."""
-
-    def push(self, text: str, *, last: bool) -> Piece:
-        """The text itself."""
-        del last
-        return Piece(content=text)
-
-    def finish_reason(self, reason: str) -> str:
-        """The engine's."""
-        return reason
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -12,17 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError, UnsupportedError
+from onewave.engine.grammar.lark import as_lark, library, rules_of
 from onewave.engine.grammar.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from onewave.engine.text.tokenizer import Tokenizer
 
-# A model that is unsure of a JSON token writes whitespace, which is always allowed: without a bound it never stops.
-BOUNDED_WHITESPACE = r" |\r?\n[ ]{0,32}"
 # Else only the token that the tokenizer would write is allowed where the text can only go on in one way: less than the
 # grammar allows, and it takes an encoding that never puts a space before a word.
-_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
-_ANY_OBJECT = '{"type": "object"}'
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _KEPT_GRAMMARS = 64
 _MAX_REASON = 300
 
@@ -34,19 +31,11 @@ class GrammarCompiler:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        try:
-            import llguidance
-            from llguidance.gbnf_to_lark import any_to_lark
-        except ImportError as error:
-            raise UnsupportedError(
-                "structured_outputs", got="llguidance is not installed", next="pip install 'onewave[serve]'"
-            ) from error
         if tokenizer.pieces is None:
             raise UnsupportedError("structured_outputs", got="a tokenizer whose tokens do not spell bytes")
-        self._library: Any = llguidance
-        self._to_lark = any_to_lark
+        self._library = library()
         vocabulary = _Vocabulary(tokenizer, vocab_size, eos_token_ids)
-        self._tokenizer: Any = llguidance.LLTokenizer(vocabulary, eos_token=vocabulary.eos_token_ids)  # pyright: ignore[reportArgumentType]
+        self._tokenizer: Any = self._library.LLTokenizer(vocabulary, eos_token=vocabulary.eos_token_ids)
         self._going_on = ~_words(eos_token_ids, -(-len(vocabulary.tokens) // 32))
         self._compiled = lru_cache(_KEPT_GRAMMARS)(self._compile)
 
@@ -55,31 +44,14 @@ class GrammarCompiler:
         return self._compiled(wanted)
 
     def _compile(self, wanted: StructuredOutputsParams) -> Grammar:
-        kind, text = self._source(wanted)
-        matcher = self._library.LLMatcher(self._tokenizer, text, log_level=0)
+        try:
+            text = f"start: whole\n{rules_of(wanted, 'whole')}" if wanted.grammar is None else as_lark(wanted.grammar)
+        except ValueError as error:
+            raise _refused(wanted.kind, str(error)) from error
+        matcher = self._library.LLMatcher(self._tokenizer, f"{text}\n{_NO_FORCING}", log_level=0)
         if matcher.is_error():
-            raise _refused(kind, matcher.get_error())
+            raise _refused(wanted.kind, matcher.get_error())
         return Grammar(matcher, self._going_on)
-
-    def _source(self, wanted: StructuredOutputsParams) -> tuple[str, str]:
-        """The kind of a form, and its grammar in llguidance's dialect of Lark."""
-        if wanted.regex is not None:
-            regex = self._library.regex_to_lark(wanted.regex, use_ascii="")
-            return "regex", f"start: /{regex}/{_NO_FORCING}"
-        if wanted.choice is not None:
-            choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in wanted.choice)
-            return "choice", f"start: {choices}{_NO_FORCING}"
-        if wanted.grammar is not None:
-            try:
-                return "grammar", self._to_lark(wanted.grammar) + _NO_FORCING
-            except Exception as error:  # its parser raises bare ones
-                raise _refused("grammar", str(error)) from error
-        layout = {"whitespace_flexible": True, "whitespace_pattern": wanted.whitespace_pattern or BOUNDED_WHITESPACE}
-        if wanted.disable_any_whitespace:
-            layout = {"whitespace_flexible": False}
-        schema = json.loads(_ANY_OBJECT if wanted.json is None else str(wanted.json))
-        schema["x-guidance"] = layout
-        return "json", f"start: whole\nwhole: %json {json.dumps(schema, ensure_ascii=False)}{_NO_FORCING}"
 
 
 class Grammar:
@@ -168,5 +140,6 @@ def _refused(kind: str, reason: str) -> InvalidArgumentError:
 
 
 def _one_reason(reason: str) -> str:
-    text = " ".join(re.split(r"\n *1 \| ", reason)[0].split())  # without a listing of the source
+    # Without a listing of the source, or the parser's state.
+    text = " ".join(re.split(r"\n *1 \| |\s<state>", reason)[0].split())
     return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."

@@ -55,6 +55,12 @@ class StructuredOutputsParams:
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
 
+    @property
+    def kind(self) -> str:
+        """The field that says the form; any JSON object is "json"."""
+        given = next(name for name in KINDS if getattr(self, name) is not None)
+        return "json" if given == "json_object" else given
+
     @classmethod
     def of(cls, value: object) -> StructuredOutputsParams | None:
         """Take what SamplingParams was given: one of these, a mapping of its fields, or None."""

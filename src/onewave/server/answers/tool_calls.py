@@ -63,12 +63,13 @@ def form_of(chat_template: str | None) -> str | None:
 
 class ToolReader:
     """Reads calls in one form. tools: names that may be called; a call without marks of its own has to name one.
+    one_call: all but the first are passed over.
 
     has_calls: whether there was one.
     """
 
-    def __init__(self, form: CallForm, tools: Collection[str]) -> None:
-        self._form, self._tools = form, tools
+    def __init__(self, form: CallForm, tools: Collection[str], *, one_call: bool = False) -> None:
+        self._form, self._tools, self._one_call = form, tools, one_call
         self._held = ""
         # Whether only blank text came so far, and since the last call.
         self._at_start, self._after_call = True, False
@@ -76,7 +77,8 @@ class ToolReader:
         self._read = {"content": self._read_content, "between": self._read_between, "call": self._read_call}
         self._scanner: CallScanner | PythonScanner | None = None
         # Of the call under way: the text before its name was given, and whether it was.
-        self._unsure, self._given, self._marked = "", False, True
+        self._unsure: str = ""
+        self._given, self._marked = False, True
         self._num_calls = 0
 
     @property
@@ -183,7 +185,8 @@ class ToolReader:
         if scanner.ended or scanner.failed:
             self._where, self._unsure = "between", ""
             self._at_start, self._after_call = False, True
-        return Piece(calls=parts)
+        passed_over = self._one_call and self._num_calls > 1
+        return Piece() if passed_over else Piece(calls=parts)
 
     def _give_up(self) -> Piece:
         """It was no call: all of it is content, as is what follows up to a mark."""

@@ -13,12 +13,15 @@ from starlette.responses import Response
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.engine.text.conversations import ChatLayout
+from onewave.server import conversation
+from onewave.server.answers.pieces import CallPart, Piece
+from onewave.server.conversation import Talk, with_objects
 from onewave.server.http.events import event, event_response, guarded, json_response, until_gone
 from onewave.server.logprobs import chat_logprobs, prompt_logprobs
 from onewave.server.protocol.base import ERRORS
 from onewave.server.protocol.chat import ChatAnswer, ChatMessage, ChatRequest
 from onewave.server.served import Served, UsesServed
-from onewave.server.turn import CallPart, Delta, Piece, Turn, steps, usage_of, whole
+from onewave.server.turn import Delta, Turn, steps, usage_of, whole
 
 router = APIRouter()
 
@@ -38,16 +41,24 @@ async def turn_of(served: Served, body: ChatRequest) -> Turn:
     """What runs for a request. Raises InvalidArgumentError, TokenizerError."""
     if body.top_logprobs and not body.logprobs:
         raise InvalidArgumentError("top_logprobs", got=str(body.top_logprobs), allowed="with logprobs=true")
-    params = body.sampling_params(max_tokens=body.token_limit, logprobs=body.num_logprobs)
+    params = body.sampling_params(max_tokens=body.token_limit, logprobs=body.num_logprobs, structured_outputs=None)
     layout = ChatLayout(
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template=body.chat_template,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    job = await served.engine.prepare_chat(as_conversation(body.messages), params, layout)
-    job = job._replace(priority=body.priority or 0, cache_salt=body.cache_salt)
-    return Turn(job, f"chatcmpl-{uuid.uuid4().hex}")
+    talk = Talk(
+        messages=as_conversation(body.messages),
+        params=params,
+        tools=[tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in body.offered],
+        wanted=body.wanted,
+        shows_control=None if body.skip_special_tokens is None else not body.skip_special_tokens,
+        layout=layout,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt,
+    )
+    return await conversation.turn_of(served, talk, f"chatcmpl-{uuid.uuid4().hex}")
 
 
 def as_conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -61,7 +72,7 @@ def _as_dict(message: ChatMessage) -> dict[str, Any]:
         fields["role"] = "system"
     if message.content is None:
         fields["content"] = ""
-    return fields
+    return with_objects(fields)
 
 
 async def _answer(served: Served, body: ChatRequest, turn: Turn, head: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from onewave.server.protocol.base import Strict, Usage
+from onewave.server.protocol.forms import EarlierCall, ToolFields
 from onewave.server.protocol.sampling import SamplingFields
 
 MAX_TOP_LOGPROBS = 20
@@ -27,9 +28,11 @@ class ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[EarlierCall] | None = None
+    tool_call_id: str | None = None
 
 
-class ChatRequest(SamplingFields):
+class ChatRequest(SamplingFields, ToolFields):
     """A conversation to answer."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.engine.params import SamplingParams
-from onewave.server.protocol.base import StreamOptions, Unread
+from onewave.server.protocol.base import StreamOptions
+from onewave.server.protocol.forms import FormFields
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 MAX_SAMPLES = 128
@@ -21,7 +22,7 @@ _SAME = (
 )  # fmt: skip
 
 
-class SamplingFields(Unread):
+class SamplingFields(FormFields):
     """Of any request that generates. What is null has SamplingParams' default."""
 
     model: str | None = None
@@ -69,4 +70,5 @@ class SamplingFields(Unread):
         given = {name: getattr(self, name) for name in _SAME if getattr(self, name) is not None}
         if self.seed is not None:
             given["seed"] = self.seed % 2**64
-        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given, **more)
+        given["structured_outputs"] = self.form
+        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **{**given, **more})

@@ -1,0 +1,62 @@
+"""Forms of outputs as rules of a grammar, in llguidance's dialect of Lark."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from onewave.base.errors import UnsupportedError
+from onewave.engine.grammar.params import StructuredOutputsParams
+
+# A model that is unsure of a JSON token writes whitespace, which is always allowed: without a bound it never stops.
+BOUNDED_WHITESPACE = r" |\r?\n[ ]{0,32}"
+_ANY_OBJECT = '{"type": "object"}'
+
+
+def literal(text: str) -> str:
+    """A text, letter by letter."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def json_rule(name: str, schema: dict[str, Any], *, whitespace: str | None = BOUNDED_WHITESPACE, **more: object) -> str:
+    """A rule for the JSON texts of a schema. whitespace: a regex of what may stand between tokens; None: nothing.
+    more: llguidance's options of JSON schemas."""
+    layout = {"whitespace_flexible": whitespace is not None, **more}
+    if whitespace is not None:
+        layout["whitespace_pattern"] = whitespace
+    return f"{name}: %json {json.dumps({**schema, 'x-guidance': layout}, ensure_ascii=False)}\n"
+
+
+def rules_of(form: StructuredOutputsParams, name: str) -> str:
+    """Rules of which the one called `name` is the form."""
+    if form.regex is not None:
+        return f"{name}: /{library().regex_to_lark(form.regex, use_ascii='')}/\n"
+    if form.choice is not None:
+        return f"{name}: {' | '.join(map(literal, form.choice))}\n"
+    if form.grammar is not None:
+        return f"{name}: %lark {{\n{as_lark(form.grammar)}\n}}\n"
+    schema: dict[str, Any] = json.loads(_ANY_OBJECT if form.json is None else str(form.json))
+    whitespace = None if form.disable_any_whitespace else form.whitespace_pattern or BOUNDED_WHITESPACE
+    return json_rule(name, schema, whitespace=whitespace)
+
+
+def as_lark(grammar: str) -> str:
+    """A grammar that is in Lark's syntax already, or in GBNF's or EBNF's. Raises ValueError."""
+    library()
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return any_to_lark(grammar)
+    except Exception as error:  # its parser raises bare ones
+        raise ValueError(str(error)) from error
+
+
+def library() -> Any:
+    """llguidance. Raises UnsupportedError where it is not installed."""
+    try:
+        import llguidance
+    except ImportError as error:
+        raise UnsupportedError(
+            "structured_outputs", got="llguidance is not installed", next="pip install 'onewave[serve]'"
+        ) from error
+    return llguidance

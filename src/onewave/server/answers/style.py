@@ -1,0 +1,48 @@
+"""How one model writes its thoughts and its tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.server.answers.reasoning import MARKS, Marks, marks_of
+from onewave.server.answers.tool_calls import FORMS, form_of
+
+if TYPE_CHECKING:
+    from onewave.engine.text.tokenizer import Tokenizer
+
+AUTO, NONE = "auto", "none"
+
+
+@dataclass(frozen=True)
+class AnswerStyle:
+    """form: of tool calls, a key of FORMS; None: not known. marks: of thoughts; None: it has none. reads_tools: whether
+    its chat template takes tools. control_tokens: text -> id of those that are not shown as text."""
+
+    form: str | None
+    marks: Marks | None
+    reads_tools: bool
+    control_tokens: Mapping[str, int]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, *, form: str = AUTO, reasoning: str = AUTO) -> AnswerStyle:
+        """Look at a model's chat template. form: a key of FORMS instead; reasoning: "none" shows thoughts as content.
+        Raises InvalidArgumentError."""
+        if form not in (AUTO, *FORMS):
+            raise InvalidArgumentError("tool_form", got=repr(form), allowed=", ".join((AUTO, *FORMS)))
+        if reasoning not in (AUTO, NONE, *(marks.begin for marks in MARKS)):
+            allowed = ", ".join((AUTO, NONE, *(marks.begin for marks in MARKS)))
+            raise InvalidArgumentError("reasoning", got=repr(reasoning), allowed=allowed)
+        templates = tokenizer.parts.chat_templates
+        usual, with_tools = templates.get("default"), templates.get("tool_use", templates.get("default"))
+        reads_tools = with_tools is not None and tokenizer.reads_tools(tools=[{}])
+        named = next((marks for marks in MARKS if marks.begin == reasoning), None)
+        return cls(
+            # A template that reads no tools gets them described, in the form that most models were taught.
+            form=(form_of(with_tools) if reads_tools else "hermes") if form == AUTO else form,
+            marks=marks_of(usual) if reasoning == AUTO else named,
+            reads_tools=reads_tools,
+            control_tokens={piece.content: piece.id for piece in tokenizer.parts.added if piece.special},
+        )
