@@ -1,4 +1,4 @@
-"""The parts of an answer as its text comes, and who reads them."""
+"""The parts of an answer as its text comes, and the readers that find them."""
 
 from __future__ import annotations
 

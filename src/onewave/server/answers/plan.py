@@ -20,7 +20,7 @@ _UNTIL = "/(?s:.*)/"
 
 @dataclass(frozen=True)
 class Function:
-    """A tool. parameters: a JSON schema of its arguments. strict: calls keep to it whoever chose to make them."""
+    """A tool. parameters: a JSON schema of its arguments. strict: calls keep to it even where none is forced."""
 
     name: str
     parameters: dict[str, Any]
