@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from onewave.base.errors import BusyError, CapacityError, InvalidArgumentError, OnewaveError, StoppingError
 from onewave.base.errors import TokenizerError as NoTokenizer
+from onewave.engine.failures import StepTraceback
 
 _log = logging.getLogger("onewave.server")
 _MAX_MESSAGE = 2000
@@ -70,6 +71,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(error.status_code, str(error.detail), headers=error.headers)
     if isinstance(error, OnewaveError):
         return ApiError(500, str(error), code="request_failed")
+    if isinstance(error.__cause__, StepTraceback):  # the log has the traceback
+        return ApiError(500, f"a step of this request failed: {type(error).__name__}: {error}", code="step_failed")
     return ApiError(500, f"internal error: {type(error).__name__}", code="internal_error")
 
 

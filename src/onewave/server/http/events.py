@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from onewave.server.http.errors import ClientGone, as_api_error
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
+_log = logging.getLogger("onewave.server")
 DONE = b"data: [DONE]\n\n"
 
 
@@ -63,7 +65,10 @@ async def guarded(events: AsyncGenerator[bytes], end: bytes = DONE) -> AsyncGene
     except Exception as error:
         if not begun:
             raise
-        yield event(as_api_error(error).body())
+        found = as_api_error(error)
+        if found.status == 500:
+            _log.error("an answer was cut off: %s", found.message, exc_info=error)
+        yield event(found.body())
     yield end
 
 

@@ -1,0 +1,108 @@
+"""What becomes of requests with clients that go, steps that fail, and readers that are slow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from kit.serving import Serving
+from onewave.engine.engine import Engine
+
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "a"}], "max_tokens": 400, "temperature": 0, "ignore_eos": True,
+}  # fmt: skip
+
+
+class Gate:
+    """Holds an engine's steps: each needs a permit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.permits, self.waiting = threading.Semaphore(0), threading.Event()
+        real = Engine.step
+
+        def step(engine: Engine) -> bool:
+            self.waiting.set()
+            assert self.permits.acquire(timeout=60)
+            self.waiting.clear()
+            return real(engine)
+
+        monkeypatch.setattr(Engine, "step", step)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def is_idle(serving: Serving) -> bool:
+    """Whether the engine has nothing to do, asked between two steps."""
+    answer: list[bool] = []
+    serving.llm.run_between_steps(lambda engine: answer.append(engine is not None and not engine.has_work))
+    until(lambda: bool(answer))
+    return answer[0]
+
+
+@pytest.mark.parametrize("body", [{**BODY, "stream": True}, BODY, {**BODY, "stream": True, "n": 3}])
+@pytest.mark.parametrize("num_steps", [0, 3])
+def test_a_client_that_goes_frees_its_slots_after_the_step_under_way(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any], num_steps: int
+) -> None:
+    gate = Gate(monkeypatch)
+
+    async def leave() -> None:
+        async with httpx.AsyncClient() as client:
+            task = asyncio.create_task(client.post(serving.url + CHAT, json=body, timeout=60))
+            for _ in range(num_steps):
+                gate.permits.release()
+            while not (gate.waiting.is_set() and serving.served.engine.num_requests == 1):
+                await asyncio.sleep(0.002)
+            task.cancel()
+            await asyncio.wait([task])
+
+    asyncio.run(leave())
+    until(lambda: serving.served.engine.num_requests == 0)
+    gate.permits.release()  # the step under way
+    assert is_idle(serving)
+
+
+def test_a_step_that_raises_ends_its_requests_with_the_reason_and_the_next_one_is_answered(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = Engine._step, [5]  # type: ignore[attr-defined]
+
+    def failing(engine: Engine) -> bool:
+        left[0] -= 1
+        if left[0] == 0:
+            raise RuntimeError("the device fell off")
+        return real(engine)
+
+    monkeypatch.setattr(Engine, "_step", failing)
+    with httpx.stream("POST", serving.url + CHAT, json={**BODY, "stream": True}, timeout=60) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    error, reason = json.loads(lines[-2])["error"], "a step of this request failed: RuntimeError: the device fell off"
+    assert (error["type"], error["message"], lines[-1]) == ("server_error", reason, "[DONE]")
+    left[0] = 1
+    whole = serving.post(CHAT, BODY)
+    assert (whole.status_code, whole.json()["error"]["message"]) == (500, reason)
+    assert serving.post(CHAT, {**BODY, "max_tokens": 3}).status_code == 200
+
+
+def test_a_client_that_reads_late_gets_every_token(serving: Serving) -> None:
+    whole = serving.post(CHAT, {**BODY, "return_token_ids": True}).json()["choices"][0]
+    with httpx.stream(
+        "POST", serving.url + CHAT, json={**BODY, "stream": True, "return_token_ids": True}, timeout=60
+    ) as answer:
+        until(lambda: serving.served.engine.num_requests == 0)
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line and not line.endswith("[DONE]")]
+    assert [i for e in events for i in e["choices"][0].get("token_ids", [])] == whole["token_ids"]
+    assert "".join(e["choices"][0]["delta"].get("content", "") for e in events) == whole["message"]["content"]

@@ -1,0 +1,160 @@
+"""Keys, limits and malformed requests: one clear answer each, and the server goes on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from kit.serving import NAME, Serving, serve_in_thread, tiny_llm
+from onewave.engine.aio import Limits
+from onewave.engine.llm import LLM
+from onewave.server.options import ServeOptions
+
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+KEYS = ("first-key", "second-key")
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with tiny_llm(tmp_path_factory.mktemp("tiny"), max_num_seqs=2) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def strict(llm: LLM) -> Iterator[Serving]:
+    """A server with keys, small limits and little patience."""
+    options = ServeOptions(
+        model_names=(NAME,), api_keys=KEYS, max_body_bytes=100_000, header_seconds=0.4, body_seconds=0.4,
+        cors_origins=("https://page.example",),
+    )  # fmt: skip
+    with serve_in_thread(llm, options) as found:
+        yield found
+
+
+def key(value: str = KEYS[1]) -> dict[str, str]:
+    return {"authorization": f"Bearer {value}"}
+
+
+def raw(serving: Serving, data: bytes, *, more: bytes = b"", pause: float = 0) -> bytes:
+    """Send bytes, then `more` after a pause; return all that comes until the server closes the connection."""
+    port = int(serving.url.rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(data)
+        if more:
+            time.sleep(pause)
+            connection.sendall(more)
+        found = b""
+        try:
+            while part := connection.recv(65536):
+                found += part
+        except ConnectionResetError:
+            pass
+        return found
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, key("wrong"), key(KEYS[0] + "x"), {"x-api-key": ""}, {"authorization": KEYS[0]}]
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/tokenize", "/nowhere"])
+def test_without_a_key_nothing_is_answered_but_401(strict: Serving, headers: dict[str, str], path: str) -> None:
+    answer = httpx.post(strict.url + path, json=BODY, headers=headers)
+    assert answer.status_code == 401
+    assert answer.json()["error"]["type"] == "authentication_error"
+
+
+def test_every_key_lets_in_and_health_needs_none(strict: Serving) -> None:
+    for headers in (key(KEYS[0]), key(KEYS[1]), {"x-api-key": KEYS[0]}):
+        assert strict.post(CHAT, BODY, headers=headers).status_code == 200
+    for path in ("/health", "/version", "/metrics"):
+        assert httpx.get(strict.url + path).status_code == 200
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(strict: Serving, streamed: bool) -> None:
+    data = b'{"messages": "' + b"a" * 200_000
+    content = (data[at : at + 10_000] for at in range(0, len(data), 10_000)) if streamed else data
+    answer = httpx.post(strict.url + CHAT, content=content, headers={**key(), "content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (413, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{", b'{"messages": }', b'"text"', b"[1, 2]", b"null", b"\xff\xfe{}", b'{"messages": "\xc3\x28"}',
+        b"[" * 50_000, b'{"a":' * 20_000, gzip.compress(b"{}"),
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"temperature": NaN, "messages": [{"role": "user", "content": "a"}]}',
+        b'{"seed": ' + b"9" * 5000 + b"}", b'{"\\ud800": 1}',
+    ],
+)  # fmt: skip
+def test_a_malformed_body_is_an_error_of_the_caller(strict: Serving, data: bytes) -> None:
+    answer = httpx.post(strict.url + CHAT, content=data, headers={**key(), "content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("num_lines", [300, 10_000])
+def test_thousands_of_header_lines_are_refused(strict: Serving, num_lines: int) -> None:
+    lines = b"".join(b"x-%d: y\r\n" % i for i in range(num_lines))
+    found = raw(strict, b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n" + lines + b"\r\n")
+    assert found.split(b" ", 2)[1] in (b"431", b"400")
+    assert b'"invalid_request_error"' in found
+
+
+def test_a_request_that_comes_too_slowly_is_cut_off(strict: Serving) -> None:
+    began = time.monotonic()
+    assert raw(strict, b"GET /health HT") == b""
+    assert raw(strict, b"") == b""
+    headers = b"host: a\r\ncontent-type: application/json\r\nauthorization: Bearer first-key\r\ncontent-length: 100\r\n"
+    found = raw(strict, b"POST /v1/chat/completions HTTP/1.1\r\n" + headers + b"\r\n{")
+    assert found.startswith(b"HTTP/1.1 408")
+    assert time.monotonic() - began < 10
+
+
+def test_nonsense_on_the_wire_is_answered_with_400(strict: Serving) -> None:
+    for data in (b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n"):
+        found = raw(strict, data + b"\r\n\r\n")
+        assert found.startswith(b"HTTP/1.1 400")
+        json.loads(found.split(b"\r\n\r\n", 1)[1])
+    assert httpx.get(strict.url + "/health").status_code == 200
+
+
+def test_a_request_id_is_the_caller_s_or_a_new_one(strict: Serving) -> None:
+    assert strict.post(CHAT, BODY, headers={**key(), "x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    made = [
+        httpx.get(strict.url + "/health", headers={"x-request-id": "a" * 200}).headers["x-request-id"] for _ in "ab"
+    ]
+    assert len({*made}) == 2
+
+
+def test_pages_of_other_sites_are_let_in_by_name_only(strict: Serving, serving: Serving) -> None:
+    ask = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    allowed = httpx.options(strict.url + CHAT, headers={"origin": "https://page.example", **ask})
+    assert allowed.headers["access-control-allow-origin"] == "https://page.example"
+    for other, origin in ((strict, "https://other.example"), (serving, "https://page.example")):
+        answer = httpx.options(other.url + CHAT, headers={"origin": origin, **ask})
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_one_request_too_many_is_asked_to_come_again(llm: LLM) -> None:
+    with serve_in_thread(llm, limits=Limits(max_requests=2)) as found:
+        answer = found.post("/v1/completions", {"prompt": ["a", "b", "c"]})
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) > 0
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        assert found.post("/v1/completions", {"prompt": ["a", "b"]}).status_code == 200
+
+
+def test_wrong_paths_and_methods_are_answered_in_the_same_shape(serving: Serving) -> None:
+    assert httpx.get(serving.url + "/nowhere").json()["error"]["type"] == "not_found_error"
+    answer = httpx.get(serving.url + CHAT)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.json()["error"]["message"] == "Method Not Allowed"
