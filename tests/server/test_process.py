@@ -119,10 +119,11 @@ def test_after_kill_9_the_same_port_and_model_serve_again(directory: Path) -> No
         alone = server.post(BODY).json()["choices"][0]["text"]
         port = server.url.rsplit(":", 1)[1]
         with httpx.stream("POST", server.url + COMPLETIONS, json={**BODY, "stream": True}) as answer:
-            next(answer.iter_lines())
+            lines = answer.iter_lines()
+            next(lines)
             server.process.kill()
             with pytest.raises(httpx.HTTPError):
-                list(answer.iter_lines())
+                list(lines)
         assert server.wait() == -signal.SIGKILL
     with running(directory, "--port", port) as again:
         assert again.url.endswith(port)

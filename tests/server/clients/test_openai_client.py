@@ -10,8 +10,8 @@ pytest.importorskip("openai", reason="the official client is not installed")
 
 import openai
 
-from kit.openai_calls import run_all
 from kit.serving import NAME, Serving, serve_in_thread
+from kit.serving.openai_calls import run_all
 from onewave.engine.llm import LLM
 
 

@@ -16,8 +16,7 @@ from onewave.server.options import ServeOptions
 class Connection(H11Protocol):
     """uvicorn's connection in h11, which itself limits the bytes of headers.
 
-    From the connection's begin, or an answer's end, its next headers have `header_seconds` to come; uvicorn closes one
-    that sends nothing between two requests earlier.
+    From the connection's begin, or a later request's first byte, headers have `header_seconds` to come.
     """
 
     header_seconds = 10.0
@@ -38,17 +37,18 @@ class Connection(H11Protocol):
         self._unwatch()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Start it with a request's first byte."""
+        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):  # pyright: ignore[reportUnnecessaryComparison] (of none so far)
+            self._watch()
+        super().data_received(data)
+
     def handle_events(self) -> None:
         """Stop it where headers have come."""
         before: Any = self.cycle
         super().handle_events()
         if self.cycle is not before:
             self._unwatch()
-
-    def on_response_complete(self) -> None:
-        """Start it anew."""
-        self._watch()
-        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, or has headers beyond the limit, and close."""

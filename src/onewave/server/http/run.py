@@ -52,6 +52,8 @@ def serve(served: Served, listening: socket.socket) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        # Above what clients keep idle connections for: with less, a request may meet the connection's end.
+        timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(options.drain_seconds)),
         h11_max_incomplete_event_size=options.max_header_bytes,
     )
