@@ -24,7 +24,7 @@ help:
 	@echo "make lint      ruff and pyright"
 	@echo "make gpu-test  run the tests that need a CUDA GPU"
 	@echo "make compiled  compile what changed of the kernels that tests hold reports of"
-	@echo "make kernels   compile the prebuilt attention kernels, after a change of theirs"
+	@echo "make kernels   compile the prebuilt kernels and plan the built-in models' steps, after a change of theirs"
 
 demo: $(VENV)/.ready-demo
 	@$(VENV)/bin/onewave chat --message "What is the capital of France?" --stats
@@ -56,7 +56,8 @@ compiled: $(VENV)/.ready-dev
 
 # No GPU is needed, but the Triton that the kernels are for.
 kernels: $(VENV)/.ready-dev
-	@$(RUN) tools/prebuild.py
+	@$(RUN) tools/programs.py
+	@PYTHONPATH=tests $(RUN) tools/prebuild.py
 
 # A virtual environment knows its own place: that of a clone which was moved would fail, or run another clone's code.
 in-place:

@@ -1,11 +1,11 @@
-"""Compile nearly all kinds of prefill attention, and the product of several rows, into the package (decisions 0011 and
-0013); no GPU is needed.
+"""Compile into the package nearly all kinds of prefill attention, the product of several rows, and all that loading a
+model of a built-in shape launches (decisions 0011, 0013 and 0016); no GPU is needed.
 
-`python tools/prebuild.py` (`make kernels`) compiles every kernel: run it after a change of what these kernels do, or of
-Triton. `python tools/prebuild.py --rekey` computes the keys again and keeps the binaries: run it after a change of
-source text that leaves the compiled code as it is. It compiles a sample first, one kernel of each archive and function,
-and refuses if a binary differs. Names of operators behind it (`attention`, `linear`) leave the others alone. A test
-fails until one of the two has run.
+`PYTHONPATH=tests python tools/prebuild.py` (`make kernels`) compiles what is not there or was made of other sources:
+run it after a change of what these kernels do, or of Triton. With `--rekey` it computes the keys again and keeps the
+binaries: after a change of source text that leaves the compiled code as it is. It compiles a sample first, one kernel
+of each archive and function, and refuses if a binary differs. Names of rooms behind it (`attention`, `linear`, `ops`,
+`wave`) leave the others alone. A test fails until one of the two has run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
-from itertools import product
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,15 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 
-from onewave import ops
+from kit.no_device import DEVICE, pretended_device
 from onewave.base.device import Device
+from onewave.base.weight_formats import COMPACT, ROUNDINGS
+from onewave.engine.load.first_load import launches_of_load
+from onewave.engine.load.options import LoadOptions
+from onewave.engine.load.plan_cache import load_program
 from onewave.gpu.launch import hash_in_order, launches_nowhere, without_collection
-from onewave.gpu.prebuilt import FOLDER, INDEX, Launch, archive_of, compiled_from, key_of
+from onewave.gpu.prebuilt import INDEX, Launch, archive_of, compiled_from, folder_of, key_of
+from onewave.models.config.read import builtin_config, builtin_models
 from onewave.ops.attention.call import AttentionCall, Extras, Packed
 from onewave.ops.attention.choose import choose
 from onewave.ops.attention.fp8 import launch as fp8_impl
@@ -43,6 +48,7 @@ from onewave.ops.attention.hopper.plan import PAGE_SIZES
 from onewave.ops.attention.masks import Options
 from onewave.ops.linear.choose import GATED_COLUMNS, TILES, LinearCall, ProductChoice
 from onewave.ops.linear.hopper import launch as linear_impl
+from programs import BATCHES, place_of
 
 TARGET = GPUTarget("cuda", 90, 32)
 # Where one program has all tiles, few tokens reach each way to deal them.
@@ -51,15 +57,20 @@ _TENSORS = (*product((torch.bfloat16, torch.float16), (64, 128, 192, 256)), (tor
 # Where one program has all tiles: one is dealt in closed form, and a sequence of these by a table or, packed, sorted.
 # Heads of 64 have two tiles: that of few rows takes 16 and 1,024 tokens, the other one 4,096 and 16,384.
 _TOKENS = {"": 16, "-many": 4096, "-some": 1024, "-most": 16384}
+# Of weights that a load keeps.
+_FORMATS = (COMPACT, *ROUNDINGS.values())
 _LIMITS = {"full": (None, None), "causal": (None, 0), "window": (1024, 0)}
 
 
 @cache  # a process that builds several asks as often
-def launches() -> dict[str, Launch]:
-    """By name a launch of each kernel that comes compiled, of tensors that lie on no card; the first of those alike."""
+def launches(loads: int | None = None) -> dict[str, Launch]:
+    """By name a launch of each kernel that comes compiled, of tensors that lie on no card; the first of those alike.
+
+    loads: how many models' loads are looked at; None for all.
+    """
     found: dict[str, Launch] = {}
     known: set[str] = set()
-    for name, launch in _calls():
+    for name, launch in chain(_products(torch.bfloat16), _loads(loads), _attention()):
         hash_in_order(launch.function)
         key = key_of(*compiled_from(launch, TARGET), TARGET)
         if key not in known:
@@ -69,8 +80,7 @@ def launches() -> dict[str, Launch]:
     return found
 
 
-def _calls() -> Iterator[tuple[str, Launch]]:
-    yield from _products(torch.bfloat16)
+def _attention() -> Iterator[tuple[str, Launch]]:
     for dtype, head_dim in _TENSORS:
         archive = f"attention-{head_dim}-{str(dtype).removeprefix('torch.')}"
         for name, (*before, own) in _kinds(dtype, head_dim):
@@ -148,6 +158,19 @@ def _products(dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
             yield name + kind, made[0]
 
 
+def _loads(count: int | None) -> Iterator[tuple[str, Launch]]:
+    """What loading each built-in model launches, for so many sequences and in each format; of the first ones alone."""
+    for model, sequences, kept in islice(product(builtin_models(), BATCHES, _FORMATS), count):
+        config, options = builtin_config(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=kept)
+        program = load_program(place_of((model, sequences, kept.weight_bytes))[0])
+        with pretended_device():
+            made = launches_of_load(config, options, program)
+        for number, launch in enumerate(made):
+            kernel = launch.function.__name__
+            archive = f"wave-{model}" if kernel == "wave_kernel" else f"load-{folder_of(launch.function).parent.name}"
+            yield f"{archive}/{kernel}-{model}-{sequences}-{kept.name}-{number}", launch
+
+
 def build(name: str) -> tuple[bytes, dict[str, Any]]:
     """Compile that kernel of `launches`. Returns its binary and its entry in the index.
 
@@ -167,22 +190,27 @@ def build(name: str) -> tuple[bytes, dict[str, Any]]:
     return binary, {"key": key_of(source, options, TARGET), "sha256": digest, "metadata": metadata}
 
 
-def folder_of(name: str) -> Path:
-    """The folder that holds a kernel: its operator's."""
-    return (Path(ops.__file__).parent / name.partition("-")[0]) / FOLDER
-
-
 def prebuild(folder: Path) -> dict[str, int]:
-    """Compile a folder's, in a process a processor; nothing else remains there. Returns archives' sizes."""
-    names = [name for name in launches() if folder_of(name) == folder]
+    """Compile a folder's, in a process a processor; nothing else remains there. Returns archives' sizes.
+
+    A binary whose key is today's is kept.
+    """
+    own = {name: launch for name, launch in launches().items() if folder_of(launch.function) == folder}
+    built, before = dict[str, tuple[bytes, dict[str, Any]]](), _kept(folder)
+    for name, launch in own.items():
+        key = key_of(*compiled_from(launch, TARGET), TARGET)
+        if key in before:
+            built[name] = before[key]
+    missing = [name for name in own if name not in built]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        built = dict(zip(names, pool.map(build, names), strict=True))
+        built |= dict(zip(missing, pool.map(build, missing), strict=True))
+    print(f"{folder.parent.name}: {len(missing)} of {len(own)} compiled")
     archives: dict[str, bytes] = {}
     entries: dict[str, dict[str, Any]] = {}
-    for name, (binary, entry) in built.items():
-        before = archives.get(archive_of(name), b"")
-        entries[name] = {**entry, "at": len(before), "bytes": len(binary)}
-        archives[archive_of(name)] = before + binary
+    for name in own:
+        (binary, entry), others = built[name], archives.get(archive_of(name), b"")
+        entries[name] = {**entry, "at": len(others), "bytes": len(binary)}
+        archives[archive_of(name)] = others + binary
     # All at once and at the end: whoever interrupts a compilation keeps what there was.
     for old in folder.glob("*.xz"):
         old.unlink()
@@ -192,6 +220,22 @@ def prebuild(folder: Path) -> dict[str, int]:
     return {archive: (folder / archive).stat().st_size for archive in archives}
 
 
+def _kept(folder: Path) -> dict[str, tuple[bytes, dict[str, Any]]]:
+    """By key the binaries of a folder, with their entries in the index."""
+    if not (folder / INDEX).exists():
+        return {}
+    index = json.loads((folder / INDEX).read_text())
+    if index["triton"] != triton.__version__:
+        return {}
+    archives = {file.name: lzma.decompress(file.read_bytes()) for file in folder.glob("*.xz")}
+    found: dict[str, tuple[bytes, dict[str, Any]]] = {}
+    for name, entry in index["kernels"].items():
+        binary = archives[archive_of(name)][entry["at"] : entry["at"] + entry["bytes"]]
+        if hashlib.sha256(binary).hexdigest() == entry["sha256"]:
+            found[entry["key"]] = binary, {key: entry[key] for key in ("key", "sha256", "metadata")}
+    return found
+
+
 def rekey(folder: Path) -> int:
     """Write today's keys into the index and keep the binaries. Returns the number of kernels.
 
@@ -199,7 +243,7 @@ def rekey(folder: Path) -> int:
     """
     index = json.loads((folder / INDEX).read_text())
     kept = index["kernels"]
-    own = {name: launch for name, launch in launches().items() if folder_of(name) == folder}
+    own = {name: launch for name, launch in launches().items() if folder_of(launch.function) == folder}
     if [*kept] != [*own]:
         raise SystemExit("other kernels than those kept: run make kernels")
     sample = {(archive_of(name), launch.function.__name__): name for name, launch in own.items()}
@@ -216,7 +260,7 @@ def rekey(folder: Path) -> int:
 
 if __name__ == "__main__":
     asked = [argument for argument in sys.argv[1:] if argument != "--rekey"]
-    for where in sorted({folder_of(name) for name in launches()}):
+    for where in sorted({folder_of(launch.function) for launch in launches().values()}):
         if asked and where.parent.name not in asked:
             continue
         if "--rekey" in sys.argv:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,12 +20,14 @@ def test_a_gpu_says_on_stderr_how_it_decodes(
 
     def load(model: str, **options: Any) -> Any:
         asked.append(options)
-        return SimpleNamespace(decode_path=path)
+        return SimpleNamespace(decode_path=path, load_seconds={"weights": 0.5, "imports": 0.25})
 
     monkeypatch.setattr(llm, "LLM", load)
     opened = open_llm("llama-3.2-1b", load_format="dummy", decode="auto", keep_unpacked=None)
     assert opened.llm.decode_path == path
-    assert capsys.readouterr() == ("", f"decoding: {path}\n")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(rf"ready after [\d.]+ s \(weights 0\.50, imports 0\.2\d\), decoding: {path}\n", err)
     assert asked[0]["decode"] == "auto"
 
 

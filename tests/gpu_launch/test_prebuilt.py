@@ -18,6 +18,7 @@ COMPILED = (
     "attention-64-bfloat16/full",
     "attention-128-float8_e4m3fn/causal",
     "linear-bfloat16/1x64-16",
+    "load-ops/rms_norm_kernel-llama-3.1-8b-1-compact-14",
 )
 
 
@@ -44,6 +45,12 @@ def test_prebuilt_kernels_are_compiled_from_today_s_sources(found: dict[str, Any
     assert found["stale"] == [], "run make kernels"
     assert found["nothing more"]
     assert found["damaged"] == []
+
+
+@pytest.mark.slow
+def test_what_every_model_s_load_launches_is_prebuilt_and_nothing_else(tmp_path: Path) -> None:
+    every = run(tmp_path, "--every")
+    assert every["stale"] == every["unknown"] == [], "run make kernels"
 
 
 def test_binaries_name_no_files(found: dict[str, Any]) -> None:

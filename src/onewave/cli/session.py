@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from onewave.base.settings import Settings
 from onewave.engine.arguments import EngineOptions
+from onewave.engine.load.stopwatch import in_words
 from onewave.weights.fetch import sources
 
 if TYPE_CHECKING:
@@ -39,11 +40,15 @@ def open_llm(model: str, *, load_format: str = "auto", revision: str | None = No
     asked = EngineOptions(load_format=load_format, revision=revision, **options)
     if not asked.needs_gpu:
         _find(model, options.get("tokenizer"), load_format=load_format, revision=revision, progress=progress)
+    importing = time.perf_counter()
     from onewave.engine.llm import LLM
 
+    imported = time.perf_counter() - importing
     llm = LLM(model, load_format=load_format, revision=revision, progress=progress, **options)
     if llm.decode_path != "eager":
-        print(f"decoding: {llm.decode_path}", file=sys.stderr, flush=True)
+        parts = {**llm.load_seconds, "imports": imported + llm.load_seconds.get("imports", 0.0)}
+        ready = in_words(time.perf_counter() - began, parts)
+        print(f"ready after {ready}, decoding: {llm.decode_path}", file=sys.stderr, flush=True)
     return Opened(llm, time.perf_counter() - began)
 
 

@@ -76,7 +76,7 @@ class LLM:
     their types. Other decode paths and a CPU keep the same rounded weights in the model's dtype, and save no memory.
     compact: with the wave, keep bfloat16 matrices in thirteen bits a weight, without loss, so that a token reads a
     fifth less. None: wherever it can be; a line is logged if a model has weights that it can't. True: or an error.
-    `compact` of a loaded model says whether it has.
+    `compact` of a loaded model says whether it has, and `load_seconds` where loading took how long, by phase.
     plan: the file of a decode step's plan that the wave runs instead of its own (`onewave tiles plan`): proved first,
     and never left for another one. It is for as many sequences and for the weight format that the model is loaded with.
     progress: draw progress bars on stderr while loading.
@@ -149,6 +149,7 @@ class LLM:
             wave=wave,
         )
         self.decode_path = self.runner.decode_path
+        self.load_seconds: Mapping[str, float] = options.times.seconds
         self.compact = self.runner.stream is not None and self.runner.stream.weight_format is COMPACT
         self._engine: Engine | None = self._make_engine(seed)
         self._thread = EngineThread(self._engine)

@@ -59,22 +59,15 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
         if tape is not None:
             tape.launches.append(Launched(None, grid, []))
         return
-    if _nowhere is not None:
-        _nowhere.append(Launch(function, args, named, grid))
+    if _here.kept is not None:
+        _here.kept.append(Launch(function, args, named, grid))
         return
     gpu = _card_of(chain(args, named.values()))
     if gpu is not None and gpu != torch.cuda.current_device():
         with torch.cuda.device(gpu):
             launch_kernel(function, grid, *args, **named)
         return
-    found = _kernels.get(id(function))
-    if found is None:
-        found = _kernels.setdefault(id(function), (function, _Kernel(function)))
-    kernel = found[1]
-    others = kernel.names[len(args) :]
-    values = [*args, *[named.pop(name) if name in named else kernel.defaults[name] for name in others]]
-    looked_at, constants = values[: kernel.first_constants], values[kernel.first_constants :]
-    key = (torch.cuda.current_device(), *named.items(), *properties(looked_at, kernel.kinds), *constants)
+    kernel, values, key = _form_of(function, args, named)
     compiled = kernel.compiled.get(key)
     if compiled is None:
         hash_in_order(function)
@@ -89,18 +82,52 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
         tape.launches.append(Launched(compiled, (*grid, 1, 1)[:3], values))
 
 
-_nowhere: list[Launch] | None = None
+def _form_of(function: Any, args: Iterable[Any], named: dict[str, Any]) -> tuple[_Kernel, list[Any], Hashable]:
+    """The kernel, its arguments in order, which `named` loses, and what is compiled once for all launches alike."""
+    found = _kernels.get(id(function))
+    if found is None:
+        found = _kernels.setdefault(id(function), (function, _Kernel(function)))
+    kernel = found[1]
+    values = list(args)
+    values += [named.pop(name) if name in named else kernel.defaults[name] for name in kernel.names[len(values) :]]
+    looked_at, constants = values[: kernel.first_constants], values[kernel.first_constants :]
+    key = (torch.cuda.current_device(), *named.items(), *properties(looked_at, kernel.kinds), *constants)
+    return kernel, values, key
+
+
+def distinct(launches: Iterable[Launch]) -> list[Launch]:
+    """Return the first of all launches that one compiled kernel serves."""
+    found: dict[Hashable, Launch] = {}
+    for one in launches:
+        found.setdefault((id(one.function), _form_of(one.function, one.args, dict(one.named))[2]), one)
+    return list(found.values())
+
+
+def compile_ahead(launch: Launch) -> None:
+    """Do what comes before a kernel's first launch, on the current GPU: take it prebuilt or compile it, make what
+    launches it, and load it."""
+    hash_in_order(launch.function)
+    take_prebuilt(launch)
+    with without_collection():
+        made = launch.function.warmup(*launch.args, grid=launch.grid, **launch.named)
+    made._init_handles()
+
+
+class _Here(threading.local):
+    kept: list[Launch] | None = None
+
+
+_here = _Here()
 
 
 @contextmanager
 def launches_nowhere() -> Generator[list[Launch]]:
-    """Keep launches in the list meanwhile, and make none, by any thread: for what is compiled without a GPU."""
-    global _nowhere
-    before, _nowhere = _nowhere, []
+    """Keep this thread's launches in the list meanwhile, and make none: for what is compiled without a launch."""
+    before, _here.kept = _here.kept, []
     try:
-        yield _nowhere
+        yield _here.kept
     finally:
-        _nowhere = before
+        _here.kept = before
 
 
 @contextmanager

@@ -63,9 +63,19 @@ def archive_of(name: str) -> str:
     return f"{name.partition('/')[0]}.xz"
 
 
+def folder_of(function: Any) -> Path:
+    """The folder of a kernel's binaries, if it has any: in that above its file's own."""
+    return Path(function.fn.__code__.co_filename).parents[1] / FOLDER
+
+
+def has_prebuilt(room: str) -> bool:
+    """Return whether a folder of the package has binaries that this Triton is given."""
+    return bool(_compiled(Path(__file__).parents[1] / room / FOLDER)) and _wanted()
+
+
 def take_prebuilt(launch: Launch) -> bool:
     """Put what a launch needs into Triton's cache, if it is there compiled. Returns whether Triton will find it."""
-    folder = Path(launch.function.fn.__code__.co_filename).parents[1] / FOLDER
+    folder = folder_of(launch.function)
     kernels = _compiled(folder)
     if not kernels or not _wanted():
         return False

@@ -122,6 +122,15 @@ def unsupported_because(config: ModelConfig, batch: int) -> str | None:
     return None
 
 
+def planned_facts(config: ModelConfig) -> dict[str, object]:
+    """Return all of a model that its program follows from, by name."""
+    names = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+        "qkv_bias", "o_bias", "mlp_bias", "layer_windows",
+    )  # fmt: skip
+    return {"rotary_dim": config.rope.rotary_dim, **{name: getattr(config, name) for name in names}}
+
+
 def _check_supported(config: ModelConfig, batch: int) -> None:
     reason = unsupported_because(config, batch)
     if reason is not None:

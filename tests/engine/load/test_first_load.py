@@ -137,11 +137,7 @@ def test_what_plain_operators_launch_ahead_is_what_the_self_check_launches(
 
     monkeypatch.setattr(sketches, "compile_step", lambda *given, **named: None)  # the wave's own operators
 
-    def ahead() -> None:
-        for each in first_load._launches(config, load).values():
-            each()
-
-    found = calls_of(ahead, monkeypatch)
+    found = calls_of(lambda: first_load.launches_of_load(config, load, None), monkeypatch)
     assert {name for name, _, _ in later} == set(OPERATORS)
     assert found == later
 
@@ -184,7 +180,7 @@ def test_what_fails_to_compile_is_told_to_who_debugs_and_stops_nothing(
     def fails(*given: Any, **named: Any) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(sketches, "compile_step", fails)
+    monkeypatch.setattr(first_load, "compile_kernels", fails)
     caplog.set_level(logging.DEBUG, "onewave")
     before = threading.active_count()
     with ThreadPoolExecutor(1) as pool:
@@ -194,7 +190,7 @@ def test_what_fails_to_compile_is_told_to_who_debugs_and_stops_nothing(
     (record,) = caplog.records
     assert record.levelname == "DEBUG"
     assert record.getMessage() == "not everything is compiled ahead: RuntimeError: no such kernel"
-    assert "sampler" in made
+    assert "self-check" in made
 
 
 @pytest.fixture

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kit.models.tiny_decoders import BASE
+from kit.paths import ROOT
 from onewave.engine.load import plan_cache
-from onewave.engine.load.plan_cache import load_program, planned_before, program_path, save_program
-from onewave.models.llama_plan import plan_decode
+from onewave.engine.load.plan_cache import (
+    PLANNING_SOURCES,
+    SHIPPED,
+    is_shipped,
+    load_program,
+    planned_before,
+    program_path,
+    save_program,
+    shipped_path,
+)
+from onewave.models.config.read import builtin_config
+from onewave.models.llama_plan import plan_decode, plan_program, planned_facts, workers_for
 from onewave.wave.plan.program import WaveProgram
 
 
@@ -126,3 +141,40 @@ def test_a_cache_that_may_not_be_searched_is_none(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(Path, "glob", refuse)
     assert not planned_before(BASE, batch=3, cache_dir=tmp_path)
+
+
+def test_a_program_follows_from_the_modules_that_its_name_counts_and_no_others() -> None:
+    code = "import sys, onewave.models.llama_plan; print(*(m for m in sys.modules if m.startswith('onewave.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    package = Path(plan_cache.__file__).parents[2]
+    counted = {str(file.relative_to(package)) for pattern in PLANNING_SOURCES for file in package.glob(pattern)}
+    loaded = {f"{name.removeprefix('onewave.').replace('.', '/')}.py" for name in done.stdout.split()}
+    modules = {name for name in loaded if (package / name).exists()}
+    assert modules - counted == {"base/errors.py", "base/weight_formats.py", "models/config/model_config.py"}
+
+
+def test_planning_looks_at_the_facts_that_a_name_counts_and_at_no_others(program: WaveProgram) -> None:
+    facts = planned_facts(BASE)
+    few: Any = SimpleNamespace(rope=SimpleNamespace(rotary_dim=facts.pop("rotary_dim")), **facts)
+    assert same(plan_program(few, batch=3, workers=3).steps, program.steps)
+
+
+@pytest.mark.parametrize(("batch", "width"), [(1, 1.625), (8, 2)])
+def test_a_shipped_program_is_what_would_be_planned(batch: int, width: float) -> None:
+    config = replace(builtin_config("llama-3.2-1b"), eos_token_ids=(7,))  # as a checkpoint of the same shape has it
+    workers = workers_for(config, batch=batch, available=132, weight_bytes=width)
+    given: dict[str, Any] = {"batch": batch, "workers": workers, "weight_bytes": width}
+    found = load_program(shipped_path(config, **given))
+    assert found is not None, "run make kernels"
+    planned = plan_program(config, **given)
+    assert all(same(getattr(found, field.name), getattr(planned, field.name)) for field in fields(WaveProgram))
+    assert is_shipped(config, batch=batch, weight_bytes=width)
+    assert not is_shipped(replace(config, num_layers=15), batch=batch, weight_bytes=width)
+
+
+def test_programs_of_every_built_in_model_ship_and_no_others() -> None:
+    code = "import programs; print(*(programs.place_of(step)[0].name for step in programs.steps()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT / "tools", capture_output=True, text=True, timeout=120, check=True
+    )
+    assert sorted(done.stdout.split()) == sorted(file.name for file in SHIPPED.iterdir()), "run make kernels"

@@ -24,9 +24,9 @@ from triton.runtime import driver
 
 from kit.paths import ROOT
 from onewave.gpu import prebuilt
-from onewave.gpu.prebuilt import FOLDER, INDEX, Launch, archive_of, compiled_from, key_of, take_prebuilt
+from onewave.gpu.prebuilt import FOLDER, INDEX, Launch, archive_of, compiled_from, folder_of, key_of, take_prebuilt
 from onewave.gpu.ptx.passes import PASSES
-from prebuild import TARGET, build, folder_of, launches
+from prebuild import TARGET, build, launches
 
 KEPT = ROOT / "src" / "onewave" / "ops" / "attention" / FOLDER
 SMALL = "attention-128-bfloat16/causal-packed-many-sort_slots"
@@ -70,7 +70,7 @@ def taken_or_not(launch: Launch) -> dict[str, bool]:
     seen["another's hook"] = take_prebuilt(launch)
     knobs.runtime.add_stages_inspection_hook = ours
     change = PASSES.pop(("onewave.ops.attention.fp8.kernel", "fp8_kernel"))
-    seen["another change of its PTX"] = take_prebuilt(launches()["attention-128-float8_e4m3fn/full"])
+    seen["another change of its PTX"] = take_prebuilt(launches(1)["attention-128-float8_e4m3fn/full"])
     PASSES["onewave.ops.attention.fp8.kernel", "fp8_kernel"] = change
     os.environ |= {"ONEWAVE_PREBUILT": "0"}
     seen["unwanted"] = take_prebuilt(launch)
@@ -127,8 +127,9 @@ def of_damaged_files(launch: Launch) -> list[str]:
 
 def found(compiled: list[str]) -> dict[str, Any]:
     driver.set_active(SimpleNamespace(get_current_target=lambda: TARGET))
-    wanted = launches()
-    folders = sorted({folder_of(name) for name in wanted})
+    every = "--every" in compiled  # otherwise one model's load stands for all
+    wanted = launches(None if every else 1)
+    folders = sorted({folder_of(launch.function) for launch in wanted.values()})
     index: dict[str, Any] = {}
     for folder in folders:
         index |= json.loads((folder / INDEX).read_text())["kernels"]
@@ -139,14 +140,15 @@ def found(compiled: list[str]) -> dict[str, Any]:
     for name, entry in index.items():
         sizes[archive_of(name)] += entry["bytes"]
     report: dict[str, Any] = {
-        "stale": [name for name in {*keys, *index} if keys.get(name) != index.get(name, {}).get("key")],
+        "stale": [name for name, key in keys.items() if key != index.get(name, {}).get("key")],
+        "unknown": [name for name in index if every and name not in keys],
         "nothing more": {n: len(a) for n, a in archives.items()} == sizes,
         "damaged": [n for n, b in binaries.items() if hashlib.sha256(b).hexdigest() != index[n]["sha256"]],
         "paths": [n for n, binary in binaries.items() if b".py" in binary or b"/src" in binary],
         "said": of_damaged_files(wanted[SMALL]),
         "taken": taken_or_not(wanted[SMALL]),
     }
-    for name in compiled:
+    for name in compiled[every:]:
         taken = take_prebuilt(wanted[name])
         how, kernel = in_triton(wanted[name])
         binary, entry = build(name)

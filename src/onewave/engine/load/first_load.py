@@ -1,9 +1,10 @@
 """What a model's first load does at once: planning the program of its decode step, and compiling all kernels that the
 load then launches.
 
-Both are Python, seconds of it each. So processes do the work: they plan, and compile what threads of this one ask for,
-which launch on zeros what the self-check and the sampler are going to launch. Where there are no such processes the
-load plans, and compiles as it launches.
+What it will launch is found out by a model of zeros, whose launches are kept and not made (sketches.py). Threads then
+make each kernel ready, side by side. Programs and kernels of the built-in models' shapes ship with the package: what
+is left to a thread is a C compiler, which makes what launches a kernel. Where they do not, planning and compiling are
+Python, seconds of it each, so processes do that work for the threads.
 """
 
 from __future__ import annotations
@@ -11,27 +12,32 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from onewave.engine.load.options import LoadOptions
-from onewave.engine.load.plan_cache import planned_before
-from onewave.engine.load.self_check import CHECKED_CAPACITY, checked_lengths, self_check
+from onewave.engine.load.plan_cache import is_shipped, load_program, planned_before, shipped_path
+from onewave.engine.load.self_check import CHECKED_CAPACITY, self_check
 from onewave.engine.sampler import compile_kernels
 from onewave.gpu.compile_pool import begin_first_launch, compile_in, done_by, processes
 from onewave.memory.kv_cache import StaticKVCache
-from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
 from onewave.ops.warm import side_by_side
 from onewave.wave.plan.program import WaveProgram
 
+if TYPE_CHECKING:
+    from onewave.gpu.prebuilt import Launch
+
 _log = logging.getLogger("onewave")
 # Planning, of the model and of one layer, the two kernels that take longest, and the others.
 _PROCESSES = 5
+# Making kernels ready. More wait for Python's lock; fewer, for one C compiler after the other.
+_THREADS = 16
 # Imported once, before there are several processes: what prompts' attention, the last to be compiled, needs.
 _MODULES = ("onewave.engine.load.sketches", "onewave.ops.attention.hopper.launch")
 
@@ -56,6 +62,7 @@ def compilers(path: str, config: ModelConfig, options: LoadOptions) -> Generator
 
 
 def _may_plan(path: str, config: ModelConfig, options: LoadOptions) -> bool:
+    from onewave.gpu.prebuilt import has_prebuilt
     from onewave.models.llama_plan import unsupported_because
 
     batch = options.max_num_seqs
@@ -65,21 +72,29 @@ def _may_plan(path: str, config: ModelConfig, options: LoadOptions) -> bool:
         return False
     if options.plan is not None:
         return True
-    return not planned_before(config, batch=batch, cache_dir=options.cache_dir, weight_bytes=options.weight_bytes)
+    width = options.weight_bytes
+    if planned_before(config, batch=batch, cache_dir=options.cache_dir, weight_bytes=width):
+        return False
+    shipped = options.dtype is torch.bfloat16 and is_shipped(config, batch=batch, weight_bytes=width)
+    return not (shipped and has_prebuilt("wave"))
 
 
 def plan_and_compile(config: ModelConfig, options: LoadOptions, workers: int) -> WaveProgram:
-    """Plan a model's step for so many workers, and meanwhile, with options.compilers, compile its kernel and what the
-    self-check and the sampler launch. What fails to compile is compiled when it is needed. Raises UnsupportedError."""
+    """Return the program of a model's step for so many workers, shipped or planned, and meanwhile make ready the
+    kernels that its load and the sampler launch. What fails to compile is compiled when it is needed. Without
+    options.compilers nothing is made ready beside planning, which would only wait for Python's lock.
+    Raises UnsupportedError."""
+    batch, width, pool = options.max_num_seqs, options.weight_bytes, options.compilers
+    path = shipped_path(config, batch=batch, workers=workers, weight_bytes=width)
+    shipped = load_program(path) if options.plan is None else None
     job = _planning(config, options, workers)
-    pool = options.compilers
-    if pool is None:
+    if pool is None and shipped is None:
         return job()
     try:
         with compile_in(pool) as give_up, ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
-            compiling = thread.submit(_compile, config, options)
+            compiling = thread.submit(_compile, config, options, shipped)
             try:
-                program = done_by(pool, job)
+                program = done_by(pool, job) if shipped is None else shipped
                 wait([compiling])
             except KeyboardInterrupt:
                 give_up()
@@ -100,51 +115,34 @@ def _planning(config: ModelConfig, options: LoadOptions, workers: int) -> Callab
     return partial(plan_program, config, batch=batch, workers=workers, weight_bytes=width)
 
 
-def _compile(config: ModelConfig, options: LoadOptions) -> None:
+def _compile(config: ModelConfig, options: LoadOptions, program: WaveProgram | None) -> None:
+    from onewave.gpu.launch import compile_ahead, distinct
+
+    device = options.device
     try:
-        launches = _launches(config, options)
-        side_by_side(launches, options.device, len(launches))
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            found = distinct(launches_of_load(config, options, program))
+            side_by_side({f"{at}": partial(compile_ahead, one) for at, one in enumerate(found)}, device, _THREADS)
     except Exception as error:
         # Whatever it was: it comes again, and is reported, where the load itself launches this.
         _log.debug("not everything is compiled ahead: %s: %s", type(error).__name__, error)
 
 
-def _launches(config: ModelConfig, options: LoadOptions) -> dict[str, Callable[[], object]]:
-    """Launches of all that a load is going to launch, by name; each compiles for a while. Prompts' attention, which
-    takes longest, is the first, and waits for nothing."""
-    from onewave.engine.load.sketches import AttentionSketch
-
-    sequences, device = options.max_num_seqs, options.device
-    lengths = checked_lengths(options.positions(config), sequences)
-    prompts = [Batch.prefill([(slot, [0] * length, 0)], device) for slot, length in enumerate(lengths)]
-    zeros, positions = torch.zeros(sequences, dtype=torch.int64, device=device), torch.tensor(lengths, device=device)
-    step = Batch.decode(zeros, positions, torch.arange(sequences, device=device))
-    attention = AttentionSketch(config, dtype=options.dtype, device=device)
-    cache = attention.new_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # the launches have streams of their own
-    return {
-        "attention of prompts": partial(attention.attend, cache, *prompts),
-        "attention of a step": partial(attention.attend, cache, step),
-        "sampler": partial(compile_kernels, config.vocab_size, device),
-        "what takes matrices from a stream": partial(_launch_on_a_stream, config, options),
-    }
-
-
-def _launch_on_a_stream(config: ModelConfig, options: LoadOptions) -> None:
+def launches_of_load(config: ModelConfig, options: LoadOptions, program: WaveProgram | None) -> list[Launch]:
+    """Return what a load is going to launch, on a model of zeros and nowhere. The wave's kernel is the first, as it
+    takes longest to compile. program: the step's, or None, which has one layer planned."""
     from onewave.engine.load import sketches
+    from onewave.gpu.launch import launches_nowhere
 
     sequences, device = options.max_num_seqs, options.device
-    stream = sketches.blank_stream(config, options)
-    model = sketches.PlainSketch(config, stream, max_model_len=min(options.positions(config), CHECKED_CAPACITY))
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    launches: dict[str, Callable[[], object]] = {
-        "the wave": partial(sketches.compile_step, config, stream, batch=sequences),
-        "other plain operators": partial(self_check, model, _NoStep(config.vocab_size), sequences),
-        "packing": partial(sketches.compile_packing, stream),
-    }
-    side_by_side(launches, device, len(launches))
+    with launches_nowhere() as found:
+        stream = sketches.blank_stream(config, options, program)
+        sketches.compile_step(config, stream, batch=sequences)
+        sketches.compile_packing(stream)
+        model = sketches.PlainSketch(config, stream, max_model_len=min(options.positions(config), CHECKED_CAPACITY))
+        self_check(model, _NoStep(config.vocab_size), sequences)
+        compile_kernels(config.vocab_size, device)
+    return found
 
 
 class _NoStep:

@@ -39,7 +39,8 @@ def warm_up(decode: str, config: ModelConfig, options: LoadOptions) -> Generator
     if options.device.type != "cuda":
         yield options
         return
-    from onewave.engine.load.first_load import compilers
+    with options.times.phase("imports"):
+        from onewave.engine.load.first_load import compilers
 
     with compilers(decode, config, options) as pool:
         yield replace(options, compilers=pool)
@@ -85,7 +86,8 @@ def in_short(error: Exception) -> str:
 def _load_plain(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> Llama:
     rounding = options.rounding
     tiled = options.device.type == "cpu" and options.dtype is torch.float32
-    found = load_model(location, config, options, packed=tiled and rounding is None)
+    with options.times.phase("weights"):
+        found = load_model(location, config, options, packed=tiled and rounding is None)
     if rounding is not None:
         from onewave.engine.load.rounded import round_weights, tile_weights
 

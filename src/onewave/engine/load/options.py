@@ -11,6 +11,7 @@ import torch
 
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import Rounding, WeightFormat
+from onewave.engine.load.stopwatch import Stopwatch
 from onewave.models.config.model_config import ModelConfig
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class LoadOptions:
     memory, and never rounded ones, which are there to save memory. weight_format: of the matrices; None: as they
     are. insists: on that format; otherwise weights that it can't hold stay as they are. plan: of the decode step;
     None: the wave's own. progress: draw a bar on stderr. compilers: the processes that `warm_up` has begun.
+    times: is told how long each phase takes.
     """
 
     dtype: torch.dtype
@@ -46,6 +48,7 @@ class LoadOptions:
     plan: StepPlan | None = None
     progress: bool = False
     compilers: ProcessPoolExecutor | None = None
+    times: Stopwatch = field(default_factory=Stopwatch, compare=False)
 
     @property
     def weight_bytes(self) -> float:

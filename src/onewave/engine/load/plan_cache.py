@@ -4,6 +4,10 @@ A file is named after everything that the program follows from: the model's conf
 sources that plan, prove and lower it, so that a program of other code is never found. Its first 32 bytes are the
 SHA-256 of the rest (NumPy arrays, no pickles); what does not match is planned anew. It moves into place by one rename,
 and only a table that `verify` has proved gets there. A cache that can't be written or read is as good as none.
+
+A program in the cache also says that its kernels are compiled, so its name holds the whole configuration and the
+kernels' sources. Programs of the built-in models' shapes ship with the package (`tools/plans.py`): their names hold
+what planning looks at, and its sources.
 """
 
 from __future__ import annotations
@@ -13,16 +17,27 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from onewave.models.config.model_config import ModelConfig
+from onewave.models.llama_plan import planned_facts
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.program_file import program_bytes, read_program
+from onewave.weights.fetch.sources import BUILTIN_DIR
 
 _PACKAGE = Path(__file__).parents[2]
 _SOURCES = ("tiles/**/*.py", "wave/**/*.py", "models/llama_plan.py", "engine/load/plan_cache.py")
+PLANNING_SOURCES = (
+    "models/llama_plan.py", "tiles/graph/builders.py", "tiles/graph/graph.py", "tiles/order/policies.py",
+    "tiles/order/schedule.py", "tiles/proof/happens_before.py", "tiles/proof/table.py", "tiles/proof/verify.py",
+    "wave/plan/*.py",
+)  # fmt: skip
+"""The modules that a program follows from: what llama_plan imports, but for errors and formats' sizes."""
+SHIPPED = BUILTIN_DIR / "programs"
+"""Programs that ship with the package."""
 _DIGEST_BYTES = 32
 # Of some megabytes each; the oldest go.
 _MAX_FILES = 16
@@ -36,6 +51,16 @@ def program_path(config: ModelConfig, *, batch: int, workers: int, cache_dir: Pa
     return cache_dir / "wave" / f"{_key(config, batch, weight_bytes)}-{workers}.program"
 
 
+def shipped_path(config: ModelConfig, *, batch: int, workers: int, weight_bytes: float = 2) -> Path:
+    """Where the package keeps the program of a step, whether or not it is there."""
+    return SHIPPED / f"{_shipped_key(config, batch, weight_bytes)}-{workers}.program"
+
+
+def is_shipped(config: ModelConfig, *, batch: int, weight_bytes: float = 2) -> bool:
+    """Say whether the package has a step's program, for any number of workers."""
+    return any(SHIPPED.glob(f"{_shipped_key(config, batch, weight_bytes)}-*.program"))
+
+
 def planned_before(config: ModelConfig, *, batch: int, cache_dir: Path, weight_bytes: float = 2) -> bool:
     """Say whether the cache keeps a step's program, for any number of workers, without asking a GPU for theirs."""
     try:
@@ -45,13 +70,21 @@ def planned_before(config: ModelConfig, *, batch: int, cache_dir: Path, weight_b
 
 
 def _key(config: ModelConfig, batch: int, weight_bytes: float) -> str:
-    padded = 1 << (batch - 1).bit_length()
-    facts = {"config": asdict(config), "batch": padded, "weight_bytes": weight_bytes, "sources": _sources_digest()}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    return _digest_of({"config": asdict(config), "sources": _sources_digest(_SOURCES)}, batch, weight_bytes)
 
 
-def save_program(program: WaveProgram, path: Path) -> bool:
-    """Write a program; False if that can't be done."""
+def _shipped_key(config: ModelConfig, batch: int, weight_bytes: float) -> str:
+    facts = {"config": planned_facts(config), "sources": _sources_digest(PLANNING_SOURCES)}
+    return _digest_of(facts, batch, weight_bytes)
+
+
+def _digest_of(facts: Mapping[str, object], batch: int, weight_bytes: float) -> str:
+    whole = {**facts, "batch": 1 << (batch - 1).bit_length(), "weight_bytes": weight_bytes}
+    return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def save_program(program: WaveProgram, path: Path, *, keep_all: bool = False) -> bool:
+    """Write a program; False if that can't be done. keep_all: the oldest in its folder do not make room."""
     data = program_bytes(program)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +101,8 @@ def save_program(program: WaveProgram, path: Path) -> bool:
             raise
     except (OSError, ValueError):
         return False
-    _make_room(path.parent)
+    if not keep_all:
+        _make_room(path.parent)
     return True
 
 
@@ -104,10 +138,10 @@ def load_program(path: Path) -> WaveProgram | None:
         return None
 
 
-def _sources_digest() -> str:
+def _sources_digest(patterns: Sequence[str]) -> str:
     """A digest of the code that a program follows from."""
     digest = hashlib.sha256()
-    for pattern in _SOURCES:
+    for pattern in patterns:
         for file in sorted(_PACKAGE.glob(pattern)):
             digest.update(str(file.relative_to(_PACKAGE)).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()

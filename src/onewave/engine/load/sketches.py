@@ -1,8 +1,8 @@
 """Compiling a model's kernels before the program of its decode step is planned.
 
 What the step's kernel is compiled for does not depend on how many layers or words of vocabulary there are. So one layer
-of the model with a few words, all zeros, is planned in a moment and launched once, while the real step is being
-planned: Triton then finds its kernel compiled. Plain operators run on a layer of zeros as well, with all words.
+of the model with a few words, all zeros, is planned in a moment and launched once. Plain operators run on a layer of
+zeros as well, with all words. first_load.py keeps these launches and makes none.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from onewave.base.weight_formats import Rounding, WeightFormat
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.streamed import layer_matrices
 from onewave.gpu.compile_pool import done_by
-from onewave.memory.kv_cache import StaticKVCache
-from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
@@ -35,7 +33,7 @@ _CAPACITY = BLOCK_KEYS  # for which keys come through the ring, as they will
 
 def one_layer(config: ModelConfig) -> ModelConfig:
     """Return a model of one layer and a few words; its decode step is compiled as the whole model's."""
-    return replace(_first_layer(config), vocab_size=_WORDS)
+    return replace(config, num_layers=1, layer_windows=config.layer_windows[:1], vocab_size=_WORDS)
 
 
 class _NoWeights(WeightStream):
@@ -51,7 +49,7 @@ class _NoWeights(WeightStream):
         assert self.images.nbytes == program.shape.tile_bytes
 
     def _unpack(self, matrix: StreamMatrix, first: int, last: int, out: torch.Tensor) -> torch.Tensor:
-        return out.zero_().view(matrix.count * (last - first), matrix.cols)
+        return out.view(matrix.count * (last - first), matrix.cols)
 
 
 def sketch(config: ModelConfig, stream: WeightStream) -> Llama:
@@ -72,60 +70,31 @@ def sketch(config: ModelConfig, stream: WeightStream) -> Llama:
     return Llama(config, weights, max_model_len=_CAPACITY)
 
 
-class AttentionSketch(Llama):
-    """A model of one layer without weights, of which attention can be launched."""
-
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device):
-        nothing = torch.zeros(1, dtype=dtype, device=device)
-        super().__init__(_first_layer(config), LlamaWeights(nothing, (), nothing, nothing), max_model_len=1)
-        self._windows = dict.fromkeys(config.layer_windows)
-
-    @torch.inference_mode()
-    def attend(self, kv: StaticKVCache, *batches: Batch) -> None:
-        """Launch the attention of these forward passes, of each kind that the whole model has."""
-        for batch in batches:
-            shape = (len(batch.token_ids), self.config.num_heads, self.config.head_dim)
-            q = torch.zeros(shape, dtype=self.dtype, device=self.device)
-            for window in self._windows:
-                self._attend(batch, batch.positions + 1, q, *kv.layer(0), window)
-
-
 class PlainSketch(Llama):
-    """One layer of zeros, for what plain operators launch on a whole model with matrices in a stream, but for
-    attention: its kernel takes longest to compile, and all else follows it (AttentionSketch launches it)."""
+    """A layer of zeros of each kind that a model has, and all words, for what plain operators launch on the whole model
+    with matrices in a stream."""
 
     def __init__(self, config: ModelConfig, stream: WeightStream, *, max_model_len: int):
-        layer = _first_layer(config)
-        weights = sketch(layer, stream).weights
+        windows = tuple(dict.fromkeys(config.layer_windows))
+        few = replace(config, num_layers=len(windows), layer_windows=windows)
+        weights = sketch(few, stream).weights
         if config.tie_word_embeddings and not isinstance(stream.weight_format, Rounding):
             assert isinstance(weights.embedding, torch.Tensor)
             weights = replace(weights, head=weights.embedding)
-        super().__init__(layer, weights, max_model_len=max_model_len)
-
-    def _attend(
-        self,
-        batch: Batch,
-        seq_lens: torch.Tensor,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        window: int | None,
-    ) -> torch.Tensor:
-        return q.flatten(1)
+        super().__init__(few, weights, max_model_len=max_model_len)
 
 
-def _first_layer(config: ModelConfig) -> ModelConfig:
-    return replace(config, num_layers=1, layer_windows=config.layer_windows[:1])
-
-
-def blank_stream(config: ModelConfig, options: LoadOptions) -> WeightStream:
-    """A stream for one layer of the model in which there is nothing but zeros, in next to no memory. One of the
-    options' compilers plans it, as threads that ask for kernels want Python's lock."""
+def blank_stream(config: ModelConfig, options: LoadOptions, program: WaveProgram | None) -> WeightStream:
+    """A stream in which there is nothing but zeros, in next to no memory, of the model's program or, where there is
+    none yet, one layer's. One of the options' compilers plans it, as threads that ask for kernels want Python's
+    lock."""
     from onewave.wave.launch.launch import co_resident
 
-    workers, batch = co_resident(options.device), options.max_num_seqs
-    plan = partial(plan_program, one_layer(config), batch=batch, workers=workers, weight_bytes=options.weight_bytes)
-    return _NoWeights(done_by(options.compilers, plan), options.dtype, options.device, options.weight_format)
+    if program is None:
+        workers, batch = co_resident(options.device), options.max_num_seqs
+        plan = partial(plan_program, one_layer(config), batch=batch, workers=workers, weight_bytes=options.weight_bytes)
+        program = done_by(options.compilers, plan)
+    return _NoWeights(program, options.dtype, options.device, options.weight_format)
 
 
 @torch.inference_mode()

@@ -58,16 +58,20 @@ def load_streamed(
 
     Raises what load_model raises.
     """
-    program = _program(config, options)
-    with open_parts(location, config, options) as parts:
+    with options.times.phase("program and kernels"):
+        program = _program(config, options)
+    with options.times.phase("weights"), open_parts(location, config, options) as parts:
         return stream_model(parts, config, program, options, report=report)
 
 
 def _load_wave(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> tuple[Llama, WaveDecoder]:
+    with options.times.phase("GPU"):
+        torch.empty(1, device=options.device)  # the first use of one in a process takes a while
     total = _matrix_bytes(config, options.weight_bytes)
     with byte_progress("Packing for one wave", total, enabled=options.progress) as report:
         made = load_streamed(location, config, options, report)
-        wave = WaveDecoder(made.model, options.max_num_seqs, stream=made.stream)
+        with options.times.phase("self-check"):
+            wave = WaveDecoder(made.model, options.max_num_seqs, stream=made.stream)
     keep = options.keep_unpacked
     if keep or (keep is None and options.rounding is None and _has_room(made.stream)):
         made.stream.keep()

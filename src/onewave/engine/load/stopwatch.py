@@ -1,0 +1,31 @@
+"""Where a load's time goes, by phase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """Seconds of each phase of a load, in the order in which they began. One thread's; phases do not overlap."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        """Add what happens meanwhile to a phase."""
+        began = time.perf_counter()
+        self.seconds.setdefault(name, 0.0)
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - began
+
+
+def in_words(seconds: float, parts: dict[str, float]) -> str:
+    """Say how long something took and where that went; what took less than 5 ms is left out."""
+    named = {**parts, "the rest": seconds - sum(parts.values())}
+    shown = [f"{name} {each:.2f}" for name, each in named.items() if each >= 0.005]
+    return f"{seconds:.2f} s ({', '.join(shown)})" if shown else f"{seconds:.2f} s"

@@ -1,0 +1,71 @@
+"""Plan, prove and lower the built-in models' steps into the package; no GPU is needed.
+
+`python tools/programs.py` (`make kernels` runs it too) after a change of what a program follows from
+(`plan_cache.PLANNING_SOURCES`): some minutes on two cores. A test fails until it has run. A load then reads a step's
+program in hundredths of a second instead of planning it for several seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from pathlib import Path
+
+from onewave.base.device import H200_SMS
+from onewave.base.weight_formats import WEIGHT_BYTES
+from onewave.engine.load.plan_cache import SHIPPED, save_program, shipped_path
+from onewave.models.config.read import builtin_config, builtin_models
+from onewave.models.llama_plan import plan_program, unsupported_because, workers_for
+
+BATCHES = (1, 8, 16)
+Step = tuple[str, int, float]
+"""A built-in model, a batch, and the bytes of a weight."""
+
+
+def steps() -> Iterator[Step]:
+    """List the steps whose programs ship."""
+    for name, batch, width in product(builtin_models(), BATCHES, sorted(set(WEIGHT_BYTES.values()))):
+        if unsupported_because(builtin_config(name), batch) is None:
+            yield name, batch, width
+
+
+def place_of(step: Step) -> tuple[Path, int]:
+    """Return where the package keeps a step's program, and its workers on an H100 or H200."""
+    name, batch, width = step
+    config = builtin_config(name)
+    workers = workers_for(config, batch=batch, available=H200_SMS, weight_bytes=width)
+    return shipped_path(config, batch=batch, workers=workers, weight_bytes=width), workers
+
+
+def plan_into(folder: Path, step: Step) -> int:
+    """Write a step's program into a folder. Returns its bytes."""
+    (path, workers), (name, batch, width) = place_of(step), step
+    program = plan_program(builtin_config(name), batch=batch, workers=workers, weight_bytes=width)
+    made = folder / path.name
+    if not save_program(program, made, keep_all=True):
+        raise SystemExit(f"{made} can't be written")
+    return made.stat().st_size
+
+
+def main() -> None:
+    """Plan what is not there; nothing else remains."""
+    wanted = {place_of(step)[0].name: step for step in steps()}
+    missing = [step for name, step in wanted.items() if not (SHIPPED / name).exists()]
+    SHIPPED.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=SHIPPED.parent) as work, ProcessPoolExecutor(os.cpu_count()) as pool:
+        made = [pool.submit(plan_into, Path(work), step) for step in missing]
+        total = sum(each.result() for each in made)
+        # All at once and at the end: whoever interrupts this keeps what there was.
+        for old in SHIPPED.iterdir():
+            if old.name not in wanted:
+                old.unlink()
+        for new in Path(work).iterdir():
+            new.rename(SHIPPED / new.name)
+    print(f"{len(missing)} of {len(wanted)} programs planned, {total:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
