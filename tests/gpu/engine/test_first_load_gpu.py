@@ -63,8 +63,8 @@ if __name__ == "__main__":
     llm = LLM(sys.argv[1], load_format="dummy", device="cuda", max_model_len=512, **options)
     seconds = time.perf_counter() - start
     prefixes = {thread.name.split("-")[0].split("_")[0] for thread in threading.enumerate()}
-    told = {"path": llm.decode_path, "compiled": compiled, "built": built, "memory": memory, "seconds": seconds, "pool": pool}
-    print(json.dumps(told | {"threads": sorted(prefixes)}))
+    told = {"path": llm.decode_path, "compiled": compiled, "built": built, "memory": memory, "seconds": seconds}
+    print(json.dumps(told | {"threads": sorted(prefixes), "pool": pool}))
 """
 
 
