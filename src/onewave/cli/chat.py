@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -18,6 +18,7 @@ import typer
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError
 from onewave.cli import options
+from onewave.cli.remote import RemoteModel, Said
 from onewave.cli.sampling import Sampling
 from onewave.cli.session import Opened, open_llm, stats_line
 from onewave.cli.text.files import read_chat_template, read_tools
@@ -52,12 +53,16 @@ def chat(
         int | None,
         typer.Option("--keep", min=0, help="When the context is full, drop the oldest turns, but never the last N."),
     ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Talk to this running server; --model is a name that it knows.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", help="With --url: a key that the server knows.")] = None,
     *,
     sampling: Sampling,
     loading: options.Loading,
     stats: options.Stats = False,
 ) -> None:
-    """Talk with a model; answers are printed as they come.
+    """Talk with a model, or with --url to a running server; answers are printed as they come.
 
     Reads a message a line, from a terminal or a pipe. /help lists what else it understands.
     """
@@ -73,14 +78,26 @@ def chat(
         layout["chat_template"] = read_chat_template(chat_template)
     if tools is not None:
         layout["tools"] = read_tools(tools)
-    opened = open_llm(**asdict(loading), max_num_seqs=1, seed=params.seed or 0)
-    if chat_template is not None and layout["chat_template"] == chat_template:
-        own = opened.llm.get_tokenizer().parts.chat_templates
-        if chat_template not in own:
-            allowed = f"a file of Jinja, or the name of one of the model's templates ({', '.join(own) or 'none'})"
-            raise InvalidArgumentError("--chat-template", got=repr(chat_template), allowed=allowed)
+    model: LocalModel | RemoteModel
+    if url is None:
+        opened = open_llm(**asdict(loading), max_num_seqs=1, seed=params.seed or 0)
+        if chat_template is not None and layout["chat_template"] == chat_template:
+            own = opened.llm.get_tokenizer().parts.chat_templates
+            if chat_template not in own:
+                allowed = f"a file of Jinja, or the name of one of the model's templates ({', '.join(own) or 'none'})"
+                raise InvalidArgumentError("--chat-template", got=repr(chat_template), allowed=allowed)
+        model = LocalModel(opened, params, layout)
+    else:
+        asked = options.chosen(context, [field.name for field in fields(loading)])
+        name = asked.pop("--model", None)
+        if asked:
+            got = f"{', '.join(asked)} with --url"
+            raise InvalidArgumentError("chat", got=got, allowed="--model alone: the server has loaded it")
+        model = RemoteModel(url, api_key=api_key, name=name, params=params, layout=layout)
+        print(f"{model.name} at {url}", file=sys.stderr, flush=True)
+    names = option_names(context.command)
     conversation = Conversation(
-        opened, params, layout, option_names(context.command), system_prompt=system_prompt, keep=keep, show_stats=stats
+        model, params.max_tokens, names, system_prompt=system_prompt, keep=keep, show_stats=stats
     )
     if message is not None:
         conversation.answer(message, keep_going=False)
@@ -89,16 +106,49 @@ def chat(
 
 
 @dataclass
-class Conversation:
-    """What was said so far, and the model that answers.
-
-    layout: arguments of LLM.chat_stream. names: of the command's options, for errors. keep: last turns that are never
-    dropped for want of room; None drops none. messages: role and content, the system prompt first.
-    """
+class LocalModel:
+    """Answers conversations in this process. layout: arguments of LLM.chat_stream."""
 
     opened: Opened
     params: SamplingParams
     layout: Mapping[str, Any]
+    last: RequestOutput | None = None
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of a conversation, the next answer included."""
+        return self.opened.llm.max_model_len
+
+    def stream(self, messages: list[dict[str, str]]) -> Generator[Said]:
+        """Answer, part by part; closing the iterator ends it."""
+        stream: Iterator[RequestOutput] = self.opened.llm.chat_stream(messages, self.params, **self.layout)
+        try:
+            for self.last in stream:
+                output = self.last.outputs[0]
+                yield Said(output.delta, len(output.token_ids), output.finish_reason)
+        finally:
+            if isinstance(stream, Generator):
+                stream.close()  # pyright: ignore[reportUnknownMemberType] # its send type does not matter here
+
+    def room(self, messages: list[dict[str, str]]) -> int:
+        """Tokens that an answer to these messages could have."""
+        return self.max_model_len - len(self.opened.llm.get_tokenizer().encode_chat(messages, **self.layout))
+
+    def stats(self) -> str:
+        """A line about the last answer."""
+        return "" if self.last is None else stats_line(self.opened, [self.last])
+
+
+@dataclass
+class Conversation:
+    """What was said so far, and the model that answers.
+
+    names: of the command's options, for errors. keep: last turns that are never dropped for want of room; None drops
+    none. messages: role and content, the system prompt first.
+    """
+
+    model: LocalModel | RemoteModel
+    max_tokens: int | None
     names: Mapping[str, str]
     system_prompt: str | None = None
     keep: int | None = None
@@ -121,11 +171,11 @@ class Conversation:
         asked = self._with_room([*self.messages, {"role": "user", "content": text}])
         said, last = "", None
         with _interrupts(enabled=keep_going) as interrupted:
-            stream: Iterator[RequestOutput] = self.opened.llm.chat_stream(asked, self.params, **self.layout)
+            stream = self.model.stream(asked)
             try:
                 for last in stream:
-                    said += last.outputs[0].delta
-                    sys.stdout.write(last.outputs[0].delta)
+                    said += last.delta
+                    sys.stdout.write(last.delta)
                     sys.stdout.flush()
                     if interrupted.is_set():
                         break
@@ -133,19 +183,18 @@ class Conversation:
                 if not keep_going:
                     raise
             finally:
-                if isinstance(stream, Generator):
-                    stream.close()  # pyright: ignore[reportUnknownMemberType] # its send type does not matter here
+                stream.close()
                 if said:
                     print(flush=True)
         if interrupted.is_set():
             _remark("stopped")
-        elif last is not None and last.outputs[0].finish_reason == "length":
-            _remark(self._why_cut(len(last.outputs[0].token_ids)))
+        elif last is not None and last.finish_reason == "length":
+            _remark(self._why_cut(last.num_tokens))
         if interrupted.is_set() and not said:
             return
         self.messages = [*asked, {"role": "assistant", "content": said}]
         if self.show_stats and last is not None:
-            print(stats_line(self.opened, [last]), file=sys.stderr)
+            print(self.model.stats(), file=sys.stderr)
 
     def _with_room(self, asked: list[dict[str, str]]) -> list[dict[str, str]]:
         """The messages, without the oldest turns where they leave too little room for an answer and may go.
@@ -155,12 +204,13 @@ class Conversation:
         first = 0 if self.system_prompt is None else 1
         if len(asked) == first + 1:
             return asked
-        size = self.opened.llm.max_model_len
-        wanted = min(self.params.max_tokens or size, size // _ANSWERS_SHARE)
-        dropped, room = 0, self._room(asked)
+        size, dropped, room = self.model.max_model_len, 0, self.model.room(asked)
+        if size is None or room is None:  # the server will say so
+            return asked
+        wanted = min(self.max_tokens or size, size // _ANSWERS_SHARE)
         while self.keep is not None and room < wanted and len(asked) > first + 2 * self.keep + 1:
             del asked[first : first + 2]
-            dropped, room = dropped + 1, self._room(asked)
+            dropped, room = dropped + 1, self.model.room(asked) or 0
         if room < 1 and len(asked) > first + 1:
             got, allowed = f"{size - room} tokens", f"up to {size - 1}"
             raise InvalidArgumentError("the context is full", got=got, allowed=allowed, next=f"{_REMEDIES}.")
@@ -168,15 +218,10 @@ class Conversation:
             _remark(f"the context is full: the oldest {'turn is' if dropped == 1 else f'{dropped} turns are'} dropped")
         return asked
 
-    def _room(self, asked: list[dict[str, str]]) -> int:
-        """Tokens that an answer to these messages could have."""
-        tokenizer = self.opened.llm.get_tokenizer()
-        return self.opened.llm.max_model_len - len(tokenizer.encode_chat(asked, **self.layout))
-
     def _why_cut(self, num_tokens: int) -> str:
-        if num_tokens == self.params.max_tokens:
+        if num_tokens == self.max_tokens:
             return f"cut off by --max-tokens {num_tokens}"
-        return f"cut off: the context of {self.opened.llm.max_model_len} tokens is full. {_REMEDIES}"
+        return f"cut off: the context of {self.model.max_model_len} tokens is full. {_REMEDIES}"
 
 
 def _remark(text: str) -> None:

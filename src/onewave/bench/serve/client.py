@@ -88,7 +88,7 @@ class Endpoint:
             status, headers = _parsed(head)
             if status != 200:
                 text = b"".join([part async for part in _body(reader, headers)])
-                raise RequestFailed(self._at(path), got=f"status {status}: {_message(text)}")
+                raise RequestFailed(self._at(path), got=f"status {status}: {message_of(text)}")
             async for part in _body(reader, headers):
                 yield part
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
@@ -133,7 +133,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncG
             yield part
 
 
-def _message(text: bytes) -> str:
+def message_of(text: bytes) -> str:
     """What an error's body says."""
     try:
         found = json.loads(text)
