@@ -22,7 +22,7 @@ from onewave.bench.engine.compiled_step import compiled_step
 from onewave.bench.engine.wave import WaveCase, WaveResult, in_pages, measure_wave
 from onewave.bench.ops.ffn import FFNResult, FFNShape, measure_ffn
 from onewave.cli.bench import wave as bench_wave
-from onewave.cli.bench.ffn import bench_ffn
+from onewave.cli.bench.operators.ffn import bench_ffn
 from onewave.cli.bench.report import Results
 from onewave.cli.main import app
 from onewave.engine.load import choices as engine_options

@@ -19,7 +19,7 @@ from onewave.bench.ops import ffn as bench
 from onewave.bench.ops import ffn_counters
 from onewave.bench.ops.ffn import PRODUCTS, SHAPES, SWEEP, FFNResult, FFNShape, measure_ffn
 from onewave.bench.ops.ffn_counters import CountedFFN
-from onewave.cli.bench.ffn import bench_ffn, count_ffn
+from onewave.cli.bench.operators.ffn import bench_ffn, count_ffn
 from onewave.cli.bench.report import Results
 from onewave.ops.ffn.chain import launch as chain_impl
 from onewave.ops.ffn.chain.plan import plan_chain

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from onewave.bench import ceilings
@@ -34,6 +36,17 @@ def test_operators_with_one_mask_take_no_other(onewave, flag):
 @pytest.mark.parametrize("option", [["--causal"], ["--logits", "last"]])
 def test_the_feed_forward_block_takes_no_option_of_attention(onewave, option):
     assert option[0] in onewave("bench", "ops", "ffn", *option).error()
+
+
+def test_host_times_have_shapes_of_their_own(onewave, tiny_model):
+    message = onewave("bench", "ops", "--host", "--batch-size", "2", "--shape", "1,1,1,64").error()
+    assert message == "error: --batch-size, --shape: --host; allowed: --model, --dtype, --device, --reps"
+    flags = ("--host", "--reps", "1", "--device", "cpu", "--model", tiny_model)
+    assert "allowed: add_rms_norm, append_kv" in onewave("bench", "ops", "wave", *flags).error()
+    done = onewave("bench", "ops", "decode-attention", *flags, "--json")
+    (found,) = json.loads(done.out)["trials"]
+    assert found["operator"] == "decode_attention"
+    assert found["ratio"] == pytest.approx(found["us"]["onewave"] / found["us"]["torch"])
 
 
 @pytest.mark.usefixtures("nothing_is_measured")

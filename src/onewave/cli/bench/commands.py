@@ -8,7 +8,7 @@ bench = group(
     {
         "latency": Listed("bench.latency:latency", "Measure prefill, decode and the memory's read ceiling."),
         "memory": Listed("bench.memory:memory", "Replay a serving run's allocations through several allocators."),
-        "ops": Listed("bench.ops:ops", "Time operators one by one, beside their peers."),
+        "ops": Listed("bench.operators.ops:ops", "Time operators one by one, beside their peers."),
         "peers": Listed("bench.peers:peers", "Measure this engine beside transformers and llama.cpp."),
         "predict": Listed("bench.predict:predict", "Predict a decode step as one launch, without a GPU."),
         "prompt": Listed(

@@ -9,8 +9,9 @@ import typer
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.base.settings import Settings
 from onewave.cli import options
-from onewave.cli.bench.attention import ATTENTION_OPERATORS, bench_attention, chosen_operators
-from onewave.cli.bench.ffn import bench_ffn, count_ffn
+from onewave.cli.bench.operators.attention import ATTENTION_OPERATORS, bench_attention, chosen_operators
+from onewave.cli.bench.operators.ffn import bench_ffn, count_ffn
+from onewave.cli.bench.operators.host import bench_host
 from onewave.cli.bench.report import Reps, Results, ceiling_line, make_current, name_of, show_status
 from onewave.cli.output import table
 from onewave.engine.arguments import check_device, check_dtype
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from onewave.bench.ops.operators import OperatorResult
+    from onewave.models.config.model_config import ModelConfig
 
 
 def ops(
@@ -61,11 +63,24 @@ def ops(
         bool,
         typer.Option("--counters", help="Of ffn: bytes of device memory and L2 hit rate, by Nsight Compute (ncu)."),
     ] = False,
+    host: Annotated[
+        bool,
+        typer.Option("--host", help="How long the host takes for an eager call, beside PyTorch's; any device."),
+    ] = False,
     out: Results,
 ) -> None:
     """Time each operator of a decode step on random operands that no cache holds, and the read ceiling beside them."""
     check_dtype(dtype)
     check_device(device)
+    if host:
+        given = options.chosen(
+            call, ("batch_size", "context", "weight_format", "shape", "causal", "logits", "counters")
+        )
+        if given:
+            raise InvalidArgumentError(", ".join(given), got="--host", allowed="--model, --dtype, --device, --reps")
+        where, location, config, kind = _model(model, dtype, device)
+        bench_host(names or [], config, location.name, where, kind, rounds=reps, out=out)
+        return
     if names == ["ffn"]:
         _refuse_step_options(call, "ffn")
         if logits or causal is not None:
@@ -97,8 +112,6 @@ def ops(
         raise InvalidArgumentError(what, got="no attention operator", next="Name attention first.")
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.ops.operators import OPERATORS, check_weight_format, measure, trials
-    from onewave.engine.load.choices import check_dtype_on, choose_device, choose_dtype
-    from onewave.models.config.read import load_config
     from onewave.ops.linear.packed import FORMATS
 
     chosen = others or list(OPERATORS)
@@ -108,13 +121,7 @@ def ops(
             raise InvalidArgumentError("operator", got=shown(name), allowed=", ".join(known))
     if weight_format not in FORMATS:
         raise InvalidArgumentError("--weight-format", got=shown(weight_format), allowed=", ".join(FORMATS))
-    where = choose_device(device)
-    make_current(where)
-    check_dtype_on(dtype, where)
-    load_format = "dummy" if model in sources.builtin_names() else "auto"
-    location = sources.resolve(model, Settings.from_env(), load_format=load_format)
-    config = load_config(location)
-    kind = choose_dtype(dtype, config, where)
+    where, location, config, kind = _model(model, dtype, device)
     if "linear" in chosen and where.type == "cpu":
         check_weight_format(config, weight_format)
     ceiling = read_bandwidth(where)
@@ -136,6 +143,20 @@ def ops(
         found.append(measured | {**record.extra})
     facts = {"model": location.name, "device": str(where), "ceiling_gb_s": ceiling.value, "trials": found}
     out.show(facts, out.record(records, where), rows, ceiling_line(ceiling))
+
+
+def _model(model: str, dtype: str, device: str) -> tuple[torch.device, sources.ModelLocation, ModelConfig, torch.dtype]:
+    """The device, the model and the dtype that are meant."""
+    from onewave.engine.load.choices import check_dtype_on, choose_device, choose_dtype
+    from onewave.models.config.read import load_config
+
+    where = choose_device(device)
+    make_current(where)
+    check_dtype_on(dtype, where)
+    load_format = "dummy" if model in sources.builtin_names() else "auto"
+    location = sources.resolve(model, Settings.from_env(), load_format=load_format)
+    config = load_config(location)
+    return where, location, config, choose_dtype(dtype, config, where)
 
 
 def _refuse_step_options(call: typer.Context, operator: str) -> None:
