@@ -334,6 +334,6 @@ def test_help_imports_no_command(arguments):
 
 def test_arguments_sampling_parameters_and_the_scheduler_need_no_torch():
     engine = "onewave.engine.arguments, onewave.engine.output, onewave.engine.params, onewave.engine.request"
-    modules = f"{engine}, onewave.engine.scheduler, onewave.weights.fetch.sources, onewave.lab.serve"
+    modules = f"{engine}, onewave.engine.scheduler.scheduler, onewave.weights.fetch.sources, onewave.lab.serve"
     loaded = set(json.loads(run_python(f"import {modules}, sys, json; print(json.dumps(list(sys.modules)))")))
     assert "torch" not in loaded

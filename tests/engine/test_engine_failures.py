@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kit.models.fake_model import FakeRunner, expected_tokens, make_engine, run_all
 from onewave.base.errors import CapacityError
-from onewave.engine import engine as engine_module
 from onewave.engine.host_copies import to_list
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompt.passes import PromptChunk
@@ -22,27 +21,22 @@ from onewave.ops.sampling import stream_key
 PROMPT = [5, 9, 33]
 
 
-def test_a_row_that_grows_and_finds_no_memory_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "_FIRST_ROOM", 8)
-
-    class Small(FakeRunner):
-        def reserve(self, num_tokens: int) -> None:
-            if num_tokens > 40:
-                raise CapacityError("KV cache", got="does not fit")
-            super().reserve(num_tokens)
-
-    engine = make_engine(Small(run_ahead=1))
-    grows = engine.add(None, PROMPT, SamplingParams(max_tokens=None, ignore_eos=True, seed=1))
-    while len(grows.samples[0].token_ids) < 25:
-        engine.step()
-    params = [SamplingParams(max_tokens=20, ignore_eos=True, seed=seed) for seed in range(2, 5)]
-    others = [engine.add(None, PROMPT, each) for each in params]
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_what_the_cache_can_never_hold_is_refused_at_once_and_holds_nobody_up(run_ahead: int) -> None:
+    engine = make_engine(FakeRunner(run_ahead=run_ahead, num_blocks=5))
+    first = engine.add(None, PROMPT, SamplingParams(max_tokens=20, ignore_eos=True, seed=1))
+    refused = (([5] * 41, None), ([5] * 21, 20), (PROMPT, 38))
+    for prompt, max_tokens in refused:
+        with pytest.raises(
+            CapacityError, match=r"a KV cache of 40 tokens\. Shorten it, or raise kv_cache_memory_bytes"
+        ):
+            engine.add(None, prompt, SamplingParams(max_tokens=max_tokens))
+    grows = engine.add(None, PROMPT, SamplingParams(max_tokens=None, ignore_eos=True, seed=2))
     run_all(engine)
-    assert grows.samples[0].finish_reason == "abort"
-    assert isinstance(grows.failure, CapacityError)
-    for other, each in zip(others, params, strict=True):
-        assert other.failure is None
-        assert other.samples[0].token_ids == expected_tokens(PROMPT, each, stream_key(0, each.seed or 0, 0))
+    assert [len(each.samples[0].token_ids) for each in (first, grows)] == [20, 37]
+    for seed, request in ((1, first), (2, grows)):
+        alone = expected_tokens(PROMPT, request.params, stream_key(0, seed, 0))
+        assert request.samples[0].token_ids == alone[: len(request.samples[0].token_ids)]
 
 
 class Overflowing(FakeRunner):
@@ -52,17 +46,20 @@ class Overflowing(FakeRunner):
         super().__init__(**sizes)
         self.bad, self.length = bad, length
 
-    def spoil(self, slots: Sequence[int], logits: Tensor) -> Tensor:
-        for row, slot in zip(logits, slots, strict=True):
-            if self.cache[slot][0] == 5 and len(self.cache[slot]) >= self.length:
+    def spoil(self, sequences: Sequence[tuple[int, ...]], logits: Tensor) -> Tensor:
+        for row, tokens in zip(logits, sequences, strict=True):
+            if tokens[0] == 5 and len(tokens) >= self.length:
                 row[7 if self.bad == math.inf else slice(None)] = self.bad
         return logits
 
     def prefill(self, chunks: Sequence[PromptChunk], **asked: Any) -> Tensor:
-        return self.spoil([chunk.slot for chunk in chunks], super().prefill(chunks, **asked))
+        logits = super().prefill(chunks, **asked)
+        return self.spoil([self.sequence(chunk.slot, chunk.end) for chunk in chunks], logits)
 
     def decode(self, rows: StepRows) -> Tensor:
-        return self.spoil(to_list(rows.slots), super().decode(rows))
+        logits = super().decode(rows)
+        ends = zip(to_list(rows.slots), to_list(rows.positions), strict=True)
+        return self.spoil([self.sequence(slot, position + 1) for slot, position in ends], logits)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

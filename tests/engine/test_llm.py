@@ -113,7 +113,8 @@ print(json.dumps([sample.token_ids for output in outputs for sample in output.ou
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_seed_gives_the_same_numbers_alone_and_in_a_batch_in_every_dtype(dtype: str, checkpoint: Path) -> None:
     params = SamplingParams(max_tokens=24, seed=7, temperature=0.8, logprobs=0, ignore_eos=True)
-    with LLM(checkpoint, dtype=dtype, device="cpu") as llm:
+    # On a CPU a prompt whose beginning is cached has the same tokens, yet not every last bit.
+    with LLM(checkpoint, dtype=dtype, device="cpu", enable_prefix_caching=False) as llm:
         alone = [llm.generate(prompt, params)[0].outputs[0] for prompt in PROMPTS]
         for one, other in zip(alone, llm.generate(PROMPTS, params), strict=True):
             assert other.outputs[0].token_ids == one.token_ids

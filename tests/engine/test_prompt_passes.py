@@ -7,8 +7,8 @@ import pytest
 from kit.models.fake_model import FakeRunner, expected_tokens, make_engine, run_all
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompt.passes import BUCKETS, LARGEST_BUCKET, bucket_of
-from onewave.engine.prompt.queue import PassLimits
 from onewave.engine.request import Request
+from onewave.engine.scheduler.sequence import PassLimits
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 
@@ -43,7 +43,8 @@ def test_a_long_prompt_runs_in_chunks_with_decode_steps_between_them() -> None:
     engine.step()
     long = engine.add(None, prompt(30, 2), GREEDY)
     run_all(engine)
-    assert runner.passes == [[(0, 0, 3)], [(1, 0, 8)], [(1, 8, 16)], [(1, 16, 24)], [(1, 24, 30)]]
+    # One of eight tokens is the row's that decodes.
+    assert runner.passes == [[(0, 0, 3)], *([(1, begin, min(30, begin + 7))] for begin in range(0, 30, 7))]
     assert runner.batch_sizes[:4] == [1, 1, 1, 1]
     assert short.samples[0].token_ids == right(short, 12)
     assert long.samples[0].token_ids == right(long, 4)
@@ -87,7 +88,6 @@ def test_a_sample_whose_leader_is_gone_runs_the_prompt_itself(steps: int) -> Non
     leader = request.samples[0]
     leader.abort()
     engine._scheduler.remove(leader)
-    engine._rows_changed = True
     run_all(engine)
     assert request.samples[1].token_ids == right(request, 4)
 

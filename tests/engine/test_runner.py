@@ -1,115 +1,66 @@
-"""ModelRunner's cache: how it grows, and what an interrupted growth leaves behind."""
+"""ModelRunner's cache: how large it is, and that blocks may lie anywhere and be copied."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
+from kit.models.tiny_decoders import BASE, in_float32, random_model
 from onewave.base.errors import CapacityError
+from onewave.engine.prompt.passes import PromptChunk
 from onewave.engine.runner import ModelRunner
-from onewave.memory.kv_cache import StaticKVCache
+from onewave.memory import kv_cache
 from onewave.models.batch import StepRows
+from onewave.models.llama import Llama
 
-CPU = torch.device("cpu")
-
-
-class Model:
-    """Makes caches of one number a key, up to `room` keys in all its slots."""
-
-    device, dtype, config = CPU, torch.float32, SimpleNamespace(vocab_size=8)
-    packs_prompts, rotary = False, SimpleNamespace(varies=False)
-
-    def __init__(self, room: int = 1 << 30) -> None:
-        self.room, self.asked = room, list[int]()
-
-    def new_cache(self, *, num_slots: int, capacity: int) -> StaticKVCache:
-        self.asked.append(capacity)
-        if num_slots * capacity > self.room:
-            raise CapacityError("KV cache", got=f"{capacity} do not fit")
-        sizes = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 1, "dtype": torch.float32, "device": CPU}
-        return StaticKVCache(num_slots=num_slots, capacity=capacity, **sizes)
+BLOCK_BYTES = 2 * kv_cache.CPU_BLOCK_SIZE * BASE.num_layers * BASE.num_kv_heads * BASE.head_dim * 4
 
 
-class Wave:
-    """Notes the cache that it reads, and is interrupted while it is bound, if told so; may hold memory to release."""
-
-    stream = None
-
-    def __init__(self, model: Model, held: int = 0) -> None:
-        self.model, self.held = model, held
-        self.bound: StaticKVCache | None = None
-        self.interrupted = False
-        self.read: list[StaticKVCache | None] = []
-
-    def release(self) -> bool:
-        self.model.room += self.held
-        held, self.held = self.held, 0
-        return held > 0
-
-    def bind_cache(self, kv: StaticKVCache) -> None:
-        if self.interrupted:
-            self.interrupted = False
-            raise KeyboardInterrupt
-        self.bound = kv
-
-    def step(self, *_: Any) -> torch.Tensor:
-        self.read.append(self.bound)
-        return torch.zeros(1, 8)
+@pytest.fixture(scope="module")
+def model() -> Llama:
+    return in_float32(random_model(BASE))
 
 
-def runner(model: Model, wave: Wave | None = None, most: int = 100_000) -> ModelRunner:
-    return ModelRunner(model, max_num_seqs=1, max_model_len=most, wave=wave, decode="eager")  # type: ignore[arg-type]
+def runner(model: Llama, kv_bytes: int | None = None, *, max_num_seqs: int = 3, max_model_len: int = 50) -> ModelRunner:
+    return ModelRunner(model, max_num_seqs=max_num_seqs, max_model_len=max_model_len, kv_bytes=kv_bytes)
 
 
-@pytest.mark.parametrize(
-    ("room", "held", "tokens", "asked"),
-    [
-        (1 << 20, 0, 10, [256]),
-        (1 << 20, 0, 257, [512]),
-        (1 << 20, 0, 5000, [8192]),
-        (2 * 6000, 0, 5000, [8192, 5120]),
-        (2 * 6000, 2 * 3000, 5000, [8192, 8192]),
-        (2 * 6000, 2 * 10, 5000, [8192, 8192, 5120]),
-        (2 * 6000, 2 * 3000, 8000, [8192, 8192]),
-    ],
-)
-def test_a_cache_doubles_or_where_that_finds_no_memory_is_as_large_as_needed(
-    room: int, held: int, tokens: int, asked: list[int]
+@pytest.mark.parametrize(("blocks", "found"), [(None, 12), (13, 12), (12, 11), (2, 1)])
+def test_a_cache_holds_all_sequences_or_what_it_may_take(model: Llama, blocks: int | None, found: int) -> None:
+    made = runner(model, None if blocks is None else blocks * BLOCK_BYTES + 1)
+    assert made.num_blocks == found
+    assert made._kv.k.shape[1] == found + 1
+    # What no sequence has is the spare block.
+    assert (made._kv.block_table == found).all()
+
+
+def test_a_cache_that_may_take_less_than_two_blocks_is_refused(model: Llama) -> None:
+    with pytest.raises(CapacityError, match=f"KV cache: {2 * BLOCK_BYTES - 1} bytes.*Raise kv_cache_memory_bytes"):
+        runner(model, 2 * BLOCK_BYTES - 1)
+
+
+@pytest.mark.parametrize(("free", "found"), [(1 << 40, 1 << 30), (1 << 20, 1 << 18)])
+def test_a_cpu_s_default_is_a_gib_or_a_quarter_of_what_is_free(
+    monkeypatch: pytest.MonkeyPatch, free: int, found: int
 ) -> None:
-    model = Model(room)
-    made = runner(model, Wave(model, held) if held else None)
-    made.reserve(tokens)
-    assert model.asked == asked
-    made.reserve(min(asked[-1], tokens + 1))
-    assert model.asked == asked
+    monkeypatch.setattr(kv_cache, "available_bytes", lambda: free)
+    assert kv_cache.default_cache_bytes(torch.device("cpu"), one_sequence=1 << 20) == found
+    assert kv_cache.default_cache_bytes(torch.device("cpu"), one_sequence=1 << 36) == min(1 << 36, free // 4)
 
 
-@pytest.mark.parametrize("held", [0, 10])
-def test_what_does_not_fit_is_refused_and_the_cache_stays(held: int) -> None:
-    model = Model(2 * 1000)
-    wave = Wave(model, held)
-    made = runner(model, wave)
-    made.reserve(300)
-    before = wave.bound
-    with pytest.raises(CapacityError, match="do not fit"):
-        made.reserve(5000)
-    assert wave.bound is before
-    made.reserve(500)
-
-
-def test_a_wave_whose_binding_was_interrupted_is_bound_before_its_next_step() -> None:
-    model = Model()
-    wave = Wave(model)
-    made = runner(model, wave)
-    made.reserve(10)
-    wave.interrupted = True
-    with pytest.raises(KeyboardInterrupt):
-        made.reserve(300)
-    one = torch.zeros(1, dtype=torch.int64)
-    made.reserve(300)
-    made.decode(StepRows(one, one, one))
-    made.decode(StepRows(one, one, one))
-    assert [None if kv is None else kv.capacity for kv in wave.read] == [512, 512]
+def test_a_slot_reads_the_blocks_that_it_has_and_a_copy_is_as_good(model: Llama) -> None:
+    made = runner(model)
+    made._kv.k.fill_(torch.nan)
+    made._kv.v.fill_(torch.nan)
+    prompt, one = [(7 * i) % 131 for i in range(40)], torch.ones(1, dtype=torch.int64)
+    made.set_blocks([(0, place, block) for place, block in enumerate((7, 2, 9))])
+    made.set_blocks([])
+    first = made.prefill([PromptChunk(0, prompt)]).clone()
+    made.set_blocks([(2, 0, 7), (2, 1, 2), (2, 2, 11)])
+    made.copy_blocks([(9, 11)])
+    rows = [StepRows(one * 5, one * 40, one * slot) for slot in (0, 2)]
+    assert torch.equal(*(made.decode(row).clone() for row in rows))
+    alone = runner(model)
+    alone.set_blocks([(1, place, place) for place in range(3)])
+    assert torch.equal(alone.prefill([PromptChunk(1, prompt)]), first)
+    assert torch.equal(alone.decode(StepRows(one * 5, one * 40, one)), made.decode(rows[1]))

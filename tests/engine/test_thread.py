@@ -196,7 +196,7 @@ def test_a_stream_that_is_dropped_in_the_middle_of_a_step_ends_after_it(
     def decode(*args: Any) -> Any:
         assert begun.wait(60)
         stream.close()  # type: ignore[attr-defined] (it is a generator; as the garbage collector does)
-        running.append([sample.request.request_id for sample in engine._scheduler.running.values()])
+        running.append([each.owner.request.request_id for each in engine._scheduler.running])
         return real(*args)
 
     monkeypatch.setattr(llm.runner, "decode", decode)

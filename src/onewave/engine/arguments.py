@@ -39,6 +39,8 @@ class EngineOptions:
     quantization: str | None = None
     compact: bool | None = None
     plan: str | os.PathLike[str] | None = None
+    enable_prefix_caching: bool = True
+    kv_cache_memory_bytes: int | None = None
     progress: bool = False
 
     def __post_init__(self) -> None:
@@ -50,6 +52,9 @@ class EngineOptions:
         whole("seed", self.seed, 0, 2**64 - 1)
         if self.max_model_len is not None:
             whole("max_model_len", self.max_model_len, 2)
+        if self.kv_cache_memory_bytes is not None:
+            whole("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
+        flag("enable_prefix_caching", self.enable_prefix_caching)
         flag("enforce_eager", self.enforce_eager)
         flag("progress", self.progress)
         if self.tokenizer is not None:

@@ -16,7 +16,7 @@ from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import COMPACT
 from onewave.engine.arguments import EngineOptions, check_place, flag
-from onewave.engine.engine import Engine
+from onewave.engine.engine import Engine, PrefixCaching
 from onewave.engine.grammar.compiler import Grammar, GrammarCompiler
 from onewave.engine.grammar.params import StructuredOutputsParams
 from onewave.engine.load.choices import (
@@ -79,6 +79,9 @@ class LLM:
     `compact` of a loaded model says whether it has, and `load_seconds` where loading took how long, by phase.
     plan: the file of a decode step's plan that the wave runs instead of its own (`onewave tiles plan`): proved first,
     and never left for another one. It is for as many sequences and for the weight format that the model is loaded with.
+    enable_prefix_caching: prompts take keys and values of earlier ones that began alike from the cache; the bits of
+    their logits stay the same. kv_cache_memory_bytes: what the cache may take. None: what max_num_seqs sequences of
+    max_model_len take, within half of a GPU's free memory, or on a CPU a GiB (one sequence, where that is more).
     progress: draw progress bars on stderr while loading.
 
     A context manager; `close()` frees the model. May be called from several threads: their requests run together.
@@ -104,6 +107,8 @@ class LLM:
         quantization: str | None = None,
         compact: bool | None = None,
         plan: str | PathLike[str] | None = None,
+        enable_prefix_caching: bool = True,
+        kv_cache_memory_bytes: int | None = None,
         progress: bool = False,
     ) -> None:
         check_place("model", model)
@@ -123,6 +128,8 @@ class LLM:
             quantization=quantization,
             compact=compact,
             plan=plan,
+            enable_prefix_caching=enable_prefix_caching,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
             progress=progress,
         )
         self.device = choose_device(device)
@@ -147,10 +154,13 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             decode="graph" if path == "auto" else path,
             wave=wave,
+            kv_bytes=kv_cache_memory_bytes,
         )
         self.decode_path = self.runner.decode_path
         self.load_seconds: Mapping[str, float] = options.times.seconds
         self.compact = self.runner.stream is not None and self.runner.stream.weight_format is COMPACT
+        weights = f"{self.dtype}, {quantization}"
+        self._prefixes = PrefixCaching(enable_prefix_caching, self.name, weights)
         self._engine: Engine | None = self._make_engine(seed)
         self._thread = EngineThread(self._engine)
 
@@ -287,7 +297,7 @@ class LLM:
     def _make_engine(self, seed: int) -> Engine:
         tokenizer = self._tokenizer
         if tokenizer is None:
-            return Engine(self.runner, eos_token_ids=self._eos_token_ids, seed=seed)
+            return Engine(self.runner, eos_token_ids=self._eos_token_ids, seed=seed, prefixes=self._prefixes)
         from onewave.engine.text.detokenizer import IncrementalDetokenizer
 
         def detokenizer(prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
@@ -299,6 +309,7 @@ class LLM:
             make_detokenizer=detokenizer,
             token_text=tokenizer.token_text,
             seed=seed,
+            prefixes=self._prefixes,
         )
 
     @property
@@ -427,7 +438,10 @@ class LLM:
         self._thread.call(add)
 
     def _begin_job(self, job: Job, reader: Reader) -> Request:
-        return self._open_engine().add(job.prompt, job.prompt_token_ids, job.params, reader, job.grammar)
+        return self._open_engine().add(
+            job.prompt, job.prompt_token_ids, job.params, reader, job.grammar,
+            priority=job.priority, cache_salt=job.cache_salt,
+        )  # fmt: skip
 
     def _abort(self, requests: list[Request], count: int) -> None:
         """End what still runs as soon as the step under way is over. Interrupted, `_add` may have yet to fill the list,

@@ -64,7 +64,11 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A prompt and its samples. prompt_logprobs: one entry a prompt token, None for the first."""
+    """A prompt and its samples.
+
+    prompt_logprobs: one entry a prompt token, None for the first. num_cached_tokens: of the prompt, found in the KV
+    cache; None until it runs.
+    """
 
     request_id: str
     prompt: str | None
@@ -73,3 +77,4 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+    num_cached_tokens: int | None = None

@@ -78,8 +78,7 @@ class Reader:
 class Sample:
     """One continuation of a prompt.
 
-    token_ids: what the host has read. launched: how many tokens the device has been asked for (at least as many).
-    grammar: how far it has come in the form that its request asks for.
+    token_ids: what the host has read. grammar: how far it has come in the form that its request asks for.
     """
 
     def __init__(self, request: Request, index: int, key: int, detokenizer: Detokenizer | None) -> None:
@@ -89,7 +88,6 @@ class Sample:
         self.index = index
         self.key = key
         self.token_ids: list[int] = []
-        self.launched = 0
         self.text = ""
         self.logprobs: list[Logprobs] | None = [] if request.params.logprobs is not None else None
         self.cumulative_logprob = 0.0
@@ -233,8 +231,10 @@ class Ends:
 class Request:
     """A prompt, its parameters and its samples.
 
-    keys: the random stream of each sample. failure: what ended the request, where that was neither its tokens nor its
-    caller. A reader in another thread looks at a request only when None has come to its updates.
+    keys: the random stream of each sample. num_cached_tokens: prompt tokens that were in the cache when the first
+    sample's prompt ran; None before. found_logprobs: prompt_logprobs, as far as they have come. failure: what ended the
+    request, where that was neither its tokens nor its caller. A reader in another thread looks at a request only when
+    None has come to its updates.
     """
 
     def __init__(
@@ -257,6 +257,8 @@ class Request:
         reader = reader or Reader()
         self.streaming, self.updates, self.wake = reader.streaming, reader.updates, reader.wake
         self.prompt_logprobs: list[Logprobs | None] | None = None
+        self.found_logprobs: list[Logprobs | None] = [None]
+        self.num_cached_tokens: int | None = None
         self.failure: BaseException | None = None
         self.samples = [
             Sample(self, i, key, make_detokenizer() if make_detokenizer else None) for i, key in enumerate(keys)
@@ -269,6 +271,11 @@ class Request:
     def finished(self) -> bool:
         """Whether the last sample has ended and the request's times are taken."""
         return self._finished is not None
+
+    def note_cached(self, sample: Sample, num_tokens: int) -> None:
+        """Take how many tokens of a sample's prompt did not have to run; of the first sample, the first time."""
+        if self.num_cached_tokens is None and sample is self.samples[0]:
+            self.num_cached_tokens = num_tokens
 
     def note_first_token(self) -> None:
         """Take the time of the first token of all samples; later calls change nothing."""
@@ -300,6 +307,7 @@ class Request:
             outputs=[s.output(then, delta=delta) for s, then in zip(self.samples, state.samples, strict=True)],
             finished=state.finished,
             metrics=self._metrics(state),
+            num_cached_tokens=self.num_cached_tokens,
         )
 
     def _state(self) -> RequestState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from onewave.base.errors import CapacityError
 from onewave.engine.prompt.passes import LARGEST_BUCKET, MAX_SEQUENCES, PromptChunk, PromptPasses
-from onewave.engine.prompt.queue import PassLimits
+from onewave.engine.scheduler.sequence import PassLimits
 from onewave.gpu.scratch import recording_stream
-from onewave.memory.kv_cache import KV_PAGE, StaticKVCache
+from onewave.memory.kv_cache import block_size_on, default_cache_bytes
 from onewave.memory.shortage import is_out_of_memory
 from onewave.models.batch import Batch, StepRows
 from onewave.models.llama import Llama
@@ -21,27 +22,30 @@ from onewave.models.llama import Llama
 if TYPE_CHECKING:
     from onewave.engine.wave_decode import WaveDecoder
 
-_SMALLEST_CAPACITY = KV_PAGE
+_log = logging.getLogger("onewave")
 # Up to this many rows a decode step costs what its weights cost to read, however many rows are real.
 _FREE_ROWS = 64
 
 
 @dataclass(frozen=True)
 class _DecodeGraph:
-    """One captured decode step of a fixed number of rows, with the buffers it reads and writes. rotary: kept for its
-    address, as the model may have made a longer table since."""
+    """One captured decode step of a fixed number of rows, with the buffers it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
     rows: StepRows
     logits: Tensor
-    rotary: Tensor
 
 
 class ModelRunner:
-    """Owns the KV cache of one model. Sequences are known by their slot, 0 <= slot < max_num_seqs.
+    """Owns the KV cache of one model. Sequences are known by their slot, 0 <= slot < max_num_seqs, their row in the
+    block table. Blocks are 0 to num_blocks - 1; the scheduler says which sequence has which.
+
+    kv_bytes: what keys and values may take. None: what all sequences of max_model_len take together, within what
+    default_cache_bytes says. The cache is reserved here, once, so captured graphs and the wave keep its addresses.
+    Raises CapacityError.
 
     decode: "graph" or "eager"; a CPU is always eager. wave: decode through it instead, one launch a step. With
-    "graph" a decode step is replayed from a CUDA graph captured once per number of rows and cache size. The graph's
+    "graph" a decode step is replayed from a CUDA graph captured once per number of rows. The graph's
     number of rows is always max_num_seqs (rounded up to a power of two) as long as that is at most 64, filled up with
     idle rows: matrix kernels choose their summation order by the number of rows, so a fixed number is what makes a
     row's result independent of its neighbours. Nothing here waits for the device.
@@ -56,6 +60,7 @@ class ModelRunner:
         max_num_batched_tokens: int = LARGEST_BUCKET,
         decode: str = "graph",
         wave: WaveDecoder | None = None,
+        kv_bytes: int | None = None,
     ):
         self.model = model
         self.device = model.device
@@ -77,77 +82,69 @@ class ModelRunner:
         self.decode_path = "wave" if wave is not None else decode if self._on_cuda else "eager"
         self._graphs: dict[int, _DecodeGraph] = {}
         self._bound: tuple[_DecodeGraph, Tensor] | None = None
-        # Rows that only fill a graph up to its size write here.
+        # Rows that only fill a graph up to its size have this slot. Its row of the table, and whatever of the others no
+        # sequence has, is a block that no sequence gets.
         self._spare_slot = max_num_seqs
-        self._kv: StaticKVCache | None = None
-        self._passes: PromptPasses | None = None
-        # What the wave was bound to last.
-        self._wave_kv: StaticKVCache | None = None
+        self.block_size = block_size_on(self.device)
+        self.num_blocks = self._blocks_within(kv_bytes)
+        self._kv = model.new_block_cache(
+            num_blocks=self.num_blocks + 1, num_slots=max_num_seqs + 1, capacity=max_model_len
+        )
+        assert self._kv.block_table is not None
+        self._kv.block_table.fill_(self.num_blocks)
+        self._passes = PromptPasses(model, self._kv, spare_slot=self._spare_slot, use_graphs=self._prompt_graphs)
+        if wave is not None:
+            wave.bind_cache(self._kv)
 
-    @torch.inference_mode()
-    def reserve(self, num_tokens: int) -> None:
-        """Make room for sequences of num_tokens tokens; the cache grows by doubling or, where that finds no memory, to
-        what is needed. Raises CapacityError."""
-        if num_tokens > self.max_model_len:
+    def _blocks_within(self, kv_bytes: int | None) -> int:
+        """Blocks of the cache, without the spare one. Raises CapacityError."""
+        config, a_row = self.model.config, -(-self.max_model_len // self.block_size)
+        row = config.num_layers * config.num_kv_heads * config.head_dim * self.model.dtype.itemsize
+        block_bytes, wanted = 2 * self.block_size * row, a_row * self.max_num_seqs
+        bound = kv_bytes
+        if bound is None:
+            bound = default_cache_bytes(self.device, one_sequence=a_row * block_bytes)
+        found = min(wanted, bound // block_bytes - 1)
+        if found < 1:
             raise CapacityError(
-                "sequence length", got=str(num_tokens), allowed=f"up to max_model_len={self.max_model_len}"
+                "KV cache",
+                got=f"{bound} bytes",
+                allowed=f"at least {2 * block_bytes}: a block of {self.block_size} tokens, and a spare one",
+                next="Raise kv_cache_memory_bytes, or use a smaller model.",
             )
-        if self._kv is not None and num_tokens <= self._kv.capacity:
-            return
-        grown = self._larger_cache(num_tokens)
-        if self._kv is not None:
-            grown.copy_from(self._kv)
-        # Captured graphs hold the old cache's addresses; so does the wave until it is bound again: now or, where this
-        # is interrupted, before its next step.
-        self._graphs.clear()
-        self._bound = None
-        self._kv = grown
-        self._passes = PromptPasses(self.model, grown, spare_slot=self._spare_slot, use_graphs=self._prompt_graphs)
-        self._bind_wave()
+        if found < wanted:
+            _log.info(
+                "KV cache: %d tokens; %d sequences of %d would need %d",
+                found * self.block_size, self.max_num_seqs, self.max_model_len, wanted * self.block_size,
+            )  # fmt: skip
+        return found
 
-    def _larger_cache(self, num_tokens: int) -> StaticKVCache:
-        blocks = -(-num_tokens // _SMALLEST_CAPACITY) * _SMALLEST_CAPACITY
-        longest = -(-self.max_model_len // KV_PAGE) * KV_PAGE
-        wanted, needed = (min(longest, size) for size in (_power_of_two(blocks), blocks))
-        capacity = wanted
-        while True:
-            try:
-                return self.model.new_cache(num_slots=self.max_num_seqs + 1, capacity=capacity)
-            except CapacityError:
-                if self._release():
-                    continue
-                if capacity == needed:
-                    raise
-                capacity = needed
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks, (from, to), one after the other and after all that was launched before."""
+        self._kv.copy_blocks(pairs)
+
+    def set_blocks(self, entries: Sequence[tuple[int, int, int]]) -> None:
+        """Have a slot's sequence use a block: (slot, place in the sequence, block), for all that is launched later."""
+        self._kv.set_blocks(entries)
 
     def _release(self) -> bool:
         """Give back memory that only makes prompts faster; graphs that read it go with it. Returns whether there was
         any."""
         if self._wave is None or not self._wave.release():
             return False
-        if self._passes is not None:
-            self._passes.clear()
+        self._passes.clear()
         return True
-
-    def _bind_wave(self) -> None:
-        if self._wave is not None and self._wave_kv is not self._kv:
-            assert self._kv is not None
-            self._wave.bind_cache(self._kv)
-            self._wave_kv = self._kv
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[PromptChunk], *, each: Callable[[int, Tensor], object] | None = None) -> Tensor:
-        """Run chunks of prompts; what comes before each lies in its slot already.
+        """Run chunks of prompts; what comes before each lies in its slot's blocks already.
 
         Returns float32 logits [chunks, vocab] of each one's last token, valid until the next call. each: of one chunk
         alone, see Llama.forward; where memory is freed meanwhile it is called from the first token again.
         Raises CapacityError.
         """
-        self.reserve(max(chunk.end for chunk in chunks))
-        assert self._kv is not None
         try:
             if self.model.packs_prompts and self.model.prefill_backend == "auto":
-                assert self._passes is not None
                 return self._passes.run(chunks, each=each)
             batch = Batch.prefill([(chunk.slot, chunk.token_ids, chunk.start) for chunk in chunks], self.device)
             return self.model.forward(batch, self._kv, each=each)
@@ -163,21 +160,14 @@ class ModelRunner:
         # Their entries are only written again.
         return self.prefill(chunks, each=each)
 
-    def copy_prompt(self, source: int, target: int, num_tokens: int) -> None:
-        """Have a slot hold the first tokens of another one, too."""
-        assert self._kv is not None
-        self._kv.copy_slot(source, target, num_tokens)
-
     @torch.inference_mode()
     def decode(self, rows: StepRows) -> Tensor:
-        """Feed one token a row, at positions that lie within what was reserved.
+        """Feed one token a row, each at a position that its slot has a block for.
 
         Returns float32 [rows, vocab], valid until the next call.
         """
-        assert self._kv is not None, "reserve() comes first"
         count = rows.num_rows
         if self._wave is not None:
-            self._bind_wave()
             return self._wave.step(rows)
         if not self._on_cuda and count > 1 and self.model.dtype is not torch.float32:
             # PyTorch sums 16-bit products of several rows in another order than one row's: not batch-invariant.
@@ -219,7 +209,6 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _capture(self, size: int) -> _DecodeGraph:
-        assert self._kv is not None
         token_ids, positions = (torch.zeros(size, dtype=torch.int64, device=self.device) for _ in range(2))
         slots = torch.full_like(token_ids, self._spare_slot)
         rows = StepRows(token_ids, positions, slots)
@@ -234,7 +223,7 @@ class ModelRunner:
         # Other threads, a stream's reader for one, may use the GPU meanwhile.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             logits = self.model.forward(batch, self._kv)
-        return _DecodeGraph(graph, rows, logits, self.model.rotary.rows(self._kv.capacity))
+        return _DecodeGraph(graph, rows, logits)
 
 
 def _power_of_two(n: int) -> int:

@@ -94,14 +94,19 @@ class Sampler:
         if device.type == "cuda":
             compile_kernels(vocab_size, device)
 
-    def begin(self, slot: int, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        """Forget what the slot's last owner saw and keep the new prompt."""
+    def begin(
+        self, slot: int, prompt_token_ids: Sequence[int], params: SamplingParams, output_ids: Sequence[int] = ()
+    ) -> None:
+        """Forget what the slot's last owner saw and keep the new prompt. output_ids: what was generated already."""
         if not params.has_penalties:
             return
         in_prompt, counts = map(_array, self.seen())
         in_prompt[slot] = False
         in_prompt[slot, _array(torch.tensor(prompt_token_ids, dtype=torch.int64).to(self.device))] = True
         counts[slot] = 0
+        if output_ids:
+            generated = torch.tensor(output_ids, dtype=torch.int64).bincount(minlength=self.vocab_size)
+            counts[slot] = _array(generated.int().to(self.device))
 
     def seen(self) -> tuple[Tensor, Tensor]:
         """(in_prompt, counts)."""

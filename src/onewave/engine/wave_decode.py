@@ -12,7 +12,7 @@ from torch import Tensor
 from onewave.base.errors import UnsupportedError
 from onewave.base.weight_formats import Rounding
 from onewave.engine.load.self_check import self_check
-from onewave.memory.kv_cache import StaticKVCache
+from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import StepRows
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
@@ -52,7 +52,7 @@ class WaveDecoder:
         """Where the model's matrices lie, if not as plain ones."""
         return self._stream
 
-    def bind_cache(self, kv: StaticKVCache) -> None:
+    def bind_cache(self, kv: KVCache) -> None:
         """Use this cache from now on."""
         self._wave.bind_cache(kv)
 

@@ -1,91 +1,130 @@
-"""KV caches: one row of fixed capacity for every sequence that may run at once, or pages and a block table."""
+"""KV caches: keys and values in blocks, and the block table that says which sequence has which.
+
+Owners of blocks are block_pool.py's to know.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError
+from onewave.memory.host import available_bytes
 from onewave.memory.shortage import is_out_of_memory
 
-KV_PAGE = 256
-"""Keys of a page, as which packed prompts read a static cache; its capacity is a multiple."""
+GPU_BLOCK_SIZE = 128
+"""Tokens of a KV block on a GPU: what attention's kernels read at a time, the wave's as well. Larger blocks share fewer
+prefixes, smaller ones make those kernels ask for keys in pieces."""
+CPU_BLOCK_SIZE = 16
+"""The same on a CPU, whose loops read blocks of any size alike."""
+
+
+# Of the memory that is free once the model has loaded: the rest is for prompts and for what else runs there.
+_GPU_SHARE, _CPU_SHARE = 1 / 2, 1 / 4
+# A CPU's caches are this large at most unless one sequence needs more: whatever is cached stays in memory.
+_CPU_BYTES = 1 << 30
+
+
+def block_size_on(device: torch.device) -> int:
+    """Return the tokens of a KV block on a device."""
+    return CPU_BLOCK_SIZE if device.type == "cpu" else GPU_BLOCK_SIZE
+
+
+def default_cache_bytes(device: torch.device, *, one_sequence: int) -> int:
+    """Return how much memory a cache may take where nothing was said. one_sequence: bytes of the longest."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free * _GPU_SHARE)
+    bound, room = max(_CPU_BYTES, one_sequence), available_bytes()
+    return bound if room is None else min(bound, int(room * _CPU_SHARE))
 
 
 @dataclass(frozen=True)
-class PagedKVCache:
-    """Keys and values of every layer in pages, k and v `[layers, pages, kv_heads, page, head_dim]`.
+class CacheSizes:
+    """Sizes of a cache. num_blocks: of each layer; num_slots, blocks_a_row: of the block table."""
 
-    block_table: int32 [sequences, pages a sequence] on the device; a sequence's key i lies in page block_table[s, i //
-    page], of every layer. The owner of a page is not known here.
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    num_blocks: int
+    num_slots: int
+    blocks_a_row: int
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """Keys and values of every layer, k and v `[layers, blocks, kv_heads, block_size, head_dim]`.
+
+    block_table: int32 [rows, blocks a row] on the device; key i of the sequence in row s lies in block
+    block_table[s, i // block_size] of every layer. None: row s is block s, and a block is as long as a sequence.
+    Both have their addresses for good: captured graphs and the wave read them.
     """
 
     k: Tensor
     v: Tensor
-    block_table: Tensor
+    block_table: Tensor | None = None
 
+    @classmethod
+    def reserve(cls, sizes: CacheSizes, *, dtype: torch.dtype, device: torch.device) -> KVCache:
+        """Reserve a cache whose table is all zeros: block 0 everywhere.
 
-class StaticKVCache:
-    """Keys and values of every layer, `[layers, slots, kv_heads, capacity, head_dim]`.
-
-    Memory is reserved, not cleared: nothing beyond a sequence's length is ever read. Raises CapacityError.
-    """
-
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_slots: int,
-        num_kv_heads: int,
-        head_dim: int,
-        capacity: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ):
-        self.num_slots, self.capacity = num_slots, capacity
-        shape = (num_layers, num_slots, num_kv_heads, capacity, head_dim)
+        Its memory is not cleared: nothing beyond a sequence's length is ever read. Raises CapacityError.
+        """
+        shape = (sizes.num_layers, sizes.num_blocks, sizes.num_kv_heads, sizes.block_size, sizes.head_dim)
         try:
-            self.k = torch.empty(shape, dtype=dtype, device=device)
-            self.v = torch.empty(shape, dtype=dtype, device=device)
+            k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+            table = torch.zeros(sizes.num_slots, sizes.blocks_a_row, dtype=torch.int32, device=device)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             gib = 2 * torch.Size(shape).numel() * dtype.itemsize / 2**30
             raise CapacityError(
-                f"KV cache for {num_slots} sequences of {capacity} tokens",
+                f"KV cache of {sizes.num_blocks * sizes.block_size} tokens",
                 got=f"{gib:.1f} GiB do not fit on {device}",
-                next="Lower max_model_len or max_num_seqs.",
+                next="Lower max_model_len, max_num_seqs or kv_cache_memory_bytes.",
             ) from error
+        return cls(k, v, table)
 
-    def copy_from(self, other: StaticKVCache) -> None:
-        """Take over the tokens of a smaller cache of the same layers and slots."""
-        self.k[:, :, :, : other.capacity].copy_(other.k)
-        self.v[:, :, :, : other.capacity].copy_(other.v)
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.k.shape[3]
 
-    def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy a slot's first tokens to another one, of every layer."""
-        for cache in (self.k, self.v):
-            cache[:, target, :, :num_tokens].copy_(cache[:, source, :, :num_tokens])
+    @property
+    def num_slots(self) -> int:
+        """Sequences that have a row."""
+        return self.k.shape[1] if self.block_table is None else self.block_table.shape[0]
 
-    def pages(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return (k, v) of one layer as pages [pages, KV_PAGE, kv_heads, head_dim], views; see page_table."""
-        num_slots, heads, capacity, head_dim = self.k.shape[1:]
-        size = num_slots * heads * capacity // KV_PAGE - (heads - 1) * capacity // KV_PAGE, KV_PAGE, heads, head_dim
-        strides = KV_PAGE * head_dim, head_dim, capacity * head_dim, 1
-        k, v = (cache[index].as_strided(size, strides) for cache in (self.k, self.v))
-        return k, v
-
-    @cached_property
-    def page_table(self) -> Tensor:
-        """The pages of each slot, int32 [slots, capacity / KV_PAGE]."""
-        num_slots, heads, capacity = self.k.shape[1:4]
-        pages = capacity // KV_PAGE
-        first = torch.arange(num_slots, dtype=torch.int32, device=self.k.device)[:, None] * (heads * pages)
-        return first + torch.arange(pages, dtype=torch.int32, device=self.k.device)
+    @property
+    def capacity(self) -> int:
+        """Tokens that a sequence can have."""
+        return self.block_size * (1 if self.block_table is None else self.block_table.shape[1])
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return (k, v) of one layer, each [slots, kv_heads, capacity, head_dim]."""
+        """Return (k, v) of one layer, each [blocks, kv_heads, block_size, head_dim]."""
         return self.k[index], self.v[index]
+
+    def table_of(self, rows: Tensor) -> Tensor:
+        """Return the blocks of some sequences, [rows, blocks a row]. rows: int64 [rows]."""
+        return rows[:, None] if self.block_table is None else self.block_table[rows]
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks, of every layer, in stream order. pairs: (from, to)."""
+        for source, target in pairs:
+            for cache in (self.k, self.v):
+                cache[:, target].copy_(cache[:, source])
+
+    def set_blocks(self, entries: Iterable[tuple[int, int, int]]) -> None:
+        """Write (row, place in the row, block) into the block table, in stream order."""
+        table = self.block_table
+        assert table is not None
+        words = torch.tensor([(row * table.shape[1] + at, block) for row, at, block in entries], dtype=torch.int64)
+        if len(words):
+            # From pageable memory the driver copies before it returns, so the source may go.
+            at, blocks = words.to(table.device, non_blocking=True).T
+            table.view(-1).scatter_(0, at, blocks.int())

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
+from onewave.memory.kv_cache import KVCache
 from onewave.models.llama import MATRICES, NORMS, Llama, plain
 from onewave.models.llama_plan import head_groups, plan_program, workers_for
 from onewave.wave.launch.launch import AttentionSetup, Wave, co_resident, runs_here
@@ -60,10 +60,10 @@ class DecodeWave:
         setup = attention_setup(model, head_groups(config, 1 << (batch - 1).bit_length()))
         self.wave = Wave(stream, activation="silu", delays=delays, attention=setup)
 
-    def bind_cache(self, kv: StaticKVCache | PagedKVCache) -> None:
-        """Use this cache from now on; `slots` are rows of a paged one's block table. Pages of each size are compiled
-        for. Raises ShapeError."""
-        self.wave.bind_cache(kv.k, kv.v, kv.block_table if isinstance(kv, PagedKVCache) else None)
+    def bind_cache(self, kv: KVCache) -> None:
+        """Use this cache from now on; `slots` are rows of its block table. Blocks of each size are compiled for. Raises
+        ShapeError."""
+        self.wave.bind_cache(kv.k, kv.v, kv.block_table)
 
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         """Feed one token a sequence: int64 [rows] each. Returns float32 logits [rows, vocab]."""

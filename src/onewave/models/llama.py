@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from onewave.base.device import device_of
 from onewave.base.errors import UnsupportedError
-from onewave.memory.kv_cache import KV_PAGE, StaticKVCache
+from onewave.memory.kv_cache import GPU_BLOCK_SIZE, CacheSizes, KVCache, block_size_on
 from onewave.models.batch import Batch, Phase
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.rope import RotaryTable
@@ -101,27 +101,43 @@ class Llama:
         self.packs_prompts = (
             self.device.type == "cuda"
             and not self.rotary.varies
-            and reads_pages(device_of(self.device), self.dtype, config.head_dim, KV_PAGE)
+            and reads_pages(device_of(self.device), self.dtype, config.head_dim, GPU_BLOCK_SIZE)
         )
         # A GPU's kernels begin at 16; PyTorch's attention takes the small heads of test models.
         self.prefill_backend = "auto" if self.device.type == "cpu" or config.head_dim >= 16 else "torch"
 
-    def new_cache(self, *, num_slots: int, capacity: int) -> StaticKVCache:
-        """Make a KV cache of this model's shape. Raises CapacityError."""
-        return StaticKVCache(
-            num_layers=self.config.num_layers,
-            num_slots=num_slots,
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
-            capacity=capacity,
-            dtype=self.dtype,
-            device=self.device,
+    def new_cache(self, *, num_slots: int, capacity: int) -> KVCache:
+        """Make a KV cache for sequences of up to `capacity` tokens, one after another in memory, without a block table.
+
+        Raises CapacityError.
+        """
+        cache = self.new_block_cache(num_blocks=num_slots, num_slots=1, capacity=capacity, block_size=capacity)
+        return KVCache(cache.k, cache.v)
+
+    def new_block_cache(
+        self, *, num_blocks: int, num_slots: int, capacity: int, block_size: int | None = None
+    ) -> KVCache:
+        """Make a KV cache of blocks, with a table for num_slots sequences of up to `capacity` tokens.
+
+        block_size: None for the device's. Raises CapacityError.
+        """
+        size = block_size or block_size_on(self.device)
+        config = self.config
+        sizes = CacheSizes(
+            config.num_layers, config.num_kv_heads, config.head_dim, size, num_blocks, num_slots, -(-capacity // size)
         )
+        return KVCache.reserve(sizes, dtype=self.dtype, device=self.device)
+
+    def new_row_cache(self, *, num_slots: int, capacity: int) -> KVCache:
+        """Make a KV cache of blocks in which every sequence has its own, one after another. Raises CapacityError."""
+        per_slot = -(-capacity // block_size_on(self.device))
+        cache = self.new_block_cache(num_blocks=num_slots * per_slot, num_slots=num_slots, capacity=capacity)
+        assert cache.block_table is not None
+        cache.block_table.copy_(torch.arange(num_slots * per_slot).view(num_slots, per_slot))
+        return cache
 
     @torch.inference_mode()
-    def forward(
-        self, batch: Batch, kv: StaticKVCache, *, each: Callable[[int, Tensor], object] | None = None
-    ) -> Tensor:
+    def forward(self, batch: Batch, kv: KVCache, *, each: Callable[[int, Tensor], object] | None = None) -> Tensor:
         """Run every layer on the batch's tokens and append their keys and values to the cache.
 
         Returns float32 logits [sequences, vocab] of each sequence's last token. each: called in a prefill with the
@@ -129,33 +145,28 @@ class Llama:
         """
         config, weights = self.config, self.weights
         rotary = self._rotary_rows(batch, kv.capacity)
-        seq_lens = batch.positions + 1
-        pages = None if batch.rows is None else kv.page_table[batch.rows.sequences]
+        places, reads = _places(batch, kv), Reads.of(batch, kv)
         # Residual stream and the output of the block before it; each norm adds the two. The stream stays float32:
         # rounding it twice a layer would be the largest avoidable error of a 16-bit model (test_parity.py).
         residual = embedding(batch.token_ids, weights.embedding).float()
         update: Tensor | None = None
         for index, layer in enumerate(weights.layers):
             normed, residual = self._norm(update, residual, layer.input_norm)
-            k_cache, v_cache = kv.layer(index)
+            cache = kv.layer(index)
             queries = append_kv(
                 # The bias goes in before the product is rounded to 16 bits, not after.
                 _product(normed, layer.qkv, layer.qkv_bias),
                 rotary,
-                k_cache,
-                v_cache,
-                batch.slots,
-                batch.positions,
+                *cache,
+                places.rows,
+                places.positions,
                 num_heads=config.num_heads,
                 q_norm=layer.q_norm,
                 k_norm=layer.k_norm,
                 eps=config.rms_norm_eps,
+                block_table=places.table,
             )
-            window = config.layer_windows[index]
-            if pages is None:
-                attended = self._attend(batch, seq_lens, queries, k_cache, v_cache, window)
-            else:
-                attended = self._attend_packed(batch, pages, queries, *kv.pages(index), window)
+            attended = self._attend(batch, reads, queries, *cache, config.layer_windows[index])
             update = _product(attended, layer.o, layer.o_bias)
             normed, residual = self._norm(update, residual, layer.post_norm)
             # Gates lie in one part with what they gate.
@@ -195,41 +206,86 @@ class Llama:
     def _rotary_rows(self, batch: Batch, capacity: int) -> Tensor:
         """Cosines and sines of every token, float32 [tokens, rotary_dim]. capacity: positions that the cache holds."""
         if batch.phase is Phase.DECODE or batch.rows is not None:
-            return self.rotary.rows(capacity)[batch.positions]
+            # A GPU's positions are not read back; on a CPU the table grows as sequences do.
+            reach = capacity if self.device.type == "cuda" else int(batch.positions.max()) + 1
+            return self.rotary.rows(reach)[batch.positions]
         rows = [self.rotary.prefill(chunk.start, chunk.end) for chunk in batch.chunks]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
-    def _attend_packed(
-        self, batch: Batch, pages: Tensor, q: Tensor, k_pages: Tensor, v_pages: Tensor, window: int | None
-    ) -> Tensor:
-        """Attention of each packed sequence over its own cache row; [tokens, heads * head_dim]."""
-        rows = batch.rows
-        assert rows is not None
-        longest = pages.shape[1] * KV_PAGE
-        attended = attention_varlen(
-            q, k_pages, v_pages, rows.starts_q, rows.starts_k, len(q), longest,
-            causal=True, window=window, block_table=pages,
-        )  # fmt: skip
-        assert isinstance(attended, Tensor)  # no LSE was asked for
-        return attended.flatten(1)
-
     def _attend(
-        self, batch: Batch, seq_lens: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, window: int | None
+        self, batch: Batch, reads: Reads, q: Tensor, k_cache: Tensor, v_cache: Tensor, window: int | None
     ) -> Tensor:
-        """Attention of each sequence over its own cache row; [tokens, heads * head_dim]."""
+        """Attention of each sequence over its own keys; [tokens, heads * head_dim]. caches: one layer's blocks."""
         if batch.phase is Phase.DECODE:
-            attended = decode_attention(q, k_cache, v_cache, seq_lens, block_table=batch.slots[:, None], window=window)
+            attended = decode_attention(q, k_cache, v_cache, reads.lengths, block_table=reads.blocks, window=window)
+            assert isinstance(attended, Tensor)  # no LSE was asked for
+            return attended.flatten(1)
+        if (rows := batch.rows) is not None:
+            pages = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+            longest = reads.blocks.shape[1] * k_cache.shape[2]
+            attended = attention_varlen(
+                q, *pages, rows.starts_q, rows.starts_k, len(q), longest,
+                causal=True, window=window, block_table=reads.blocks,
+            )  # fmt: skip
             assert isinstance(attended, Tensor)  # no LSE was asked for
             return attended.flatten(1)
         out = torch.empty_like(q)
         first = 0
-        for chunk in batch.chunks:
+        for chunk, blocks in zip(batch.chunks, reads.chunks, strict=True):
             queries = q[None, first : first + chunk.length].transpose(1, 2)
-            keys, values = (cache[chunk.slot, None, :, : chunk.end] for cache in (k_cache, v_cache))
+            keys, values = (_keys_of(cache, blocks, chunk.end) for cache in (k_cache, v_cache))
             attended = attention(queries, keys, values, causal=True, window=window, backend=self.prefill_backend)
             out[first : first + chunk.length] = attended[0].transpose(0, 1)
             first += chunk.length
         return out.flatten(1)
+
+
+class _Places(NamedTuple):
+    """Where each token's key and value go, as append_kv takes it."""
+
+    rows: Tensor
+    positions: Tensor
+    table: Tensor | None
+
+
+def _places(batch: Batch, kv: KVCache) -> _Places:
+    if kv.block_table is None or kv.block_table.is_cuda:
+        return _Places(batch.slots, batch.positions, kv.block_table)
+    # Looked up once, not in every layer: a CPU's loops take blocks.
+    blocks = kv.block_table[batch.slots, batch.positions // kv.block_size].long()
+    return _Places(blocks, batch.positions % kv.block_size, None)
+
+
+class Reads(NamedTuple):
+    """What attention reads.
+
+    blocks: [sequences, blocks a row], of a decode step and of a packed pass; lengths: int64 [sequences], the new token
+    counted. chunks: each chunk's blocks otherwise, or its one block's number.
+    """
+
+    blocks: Tensor
+    lengths: Tensor
+    chunks: tuple[Tensor | int, ...] = ()
+
+    @classmethod
+    def of(cls, batch: Batch, kv: KVCache) -> Reads:
+        lengths = batch.positions + 1
+        if batch.rows is not None:
+            return cls(kv.table_of(batch.rows.sequences).int(), lengths)
+        if batch.phase is Phase.DECODE:
+            return cls(kv.table_of(batch.slots), lengths)
+        table = kv.block_table
+        if table is None:
+            return cls(batch.slots, lengths, tuple(chunk.slot for chunk in batch.chunks))
+        used = [table[chunk.slot, : -(-chunk.end // kv.block_size)].long() for chunk in batch.chunks]
+        return cls(table, lengths, tuple(int(row) if row.is_cpu and len(row) == 1 else row for row in used))
+
+
+def _keys_of(cache: Tensor, blocks: Tensor | int, length: int) -> Tensor:
+    """Return a sequence's keys, [1, kv_heads, length, head_dim]; copied where they lie in several blocks."""
+    if isinstance(blocks, int):
+        return cache[blocks, None, :, :length]
+    return cache[blocks].transpose(0, 1).flatten(1, 2)[None, :, :length]
 
 
 def _product(

@@ -12,7 +12,7 @@ from torch._inductor.utils import run_and_get_code
 from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, random_model
 from onewave.base.errors import UnsupportedError
 from onewave.bench.engine.compiled_step import compiled_step
-from onewave.memory.kv_cache import StaticKVCache
+from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import RopeConfig
 from onewave.models.llama import Llama
@@ -20,7 +20,7 @@ from onewave.models.llama import Llama
 ALL = FAMILIES | {"part of a head rotates": replace(BASE, rope=RopeConfig("default", 500.0, 16))}
 
 
-def filled(model: Llama, sequences: int, context: int) -> StaticKVCache:
+def filled(model: Llama, sequences: int, context: int) -> KVCache:
     kv = model.new_cache(num_slots=sequences, capacity=context + 5)
     dice = torch.Generator().manual_seed(3)
     kv.k.normal_(generator=dice)

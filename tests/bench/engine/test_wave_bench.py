@@ -27,7 +27,7 @@ from onewave.cli.bench.report import Results
 from onewave.cli.main import app
 from onewave.engine.load import choices as engine_options
 from onewave.engine.load import wave as load_module
-from onewave.memory.kv_cache import StaticKVCache
+from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import Batch
 from onewave.models.config.read import load_config
 from onewave.models.llama import Llama
@@ -61,11 +61,7 @@ def test_the_ledgers_lines_hold_the_time_and_the_share_of_the_ceiling() -> None:
 
 
 def test_a_cache_in_pages_holds_what_the_plain_one_does() -> None:
-    kv = StaticKVCache(
-        num_layers=2, num_slots=3, num_kv_heads=2, head_dim=4, capacity=64, dtype=torch.float32, device=CPU
-    )
-    kv.k.copy_(torch.randn(kv.k.shape, generator=torch.Generator().manual_seed(0)))
-    kv.v.copy_(torch.randn(kv.v.shape, generator=torch.Generator().manual_seed(1)))
+    kv = KVCache(*(torch.randn(2, 3, 2, 64, 4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)))
     paged = in_pages(kv, 16)
     assert paged.block_table.dtype is torch.int32
     assert sorted(paged.block_table.flatten().tolist()) == list(range(12))
@@ -89,7 +85,7 @@ class PlainWave:
 
     def check(self) -> None: ...
 
-    def bind_cache(self, kv: StaticKVCache) -> None:
+    def bind_cache(self, kv: KVCache) -> None:
         self.kv = kv
 
     def decode(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> Tensor:
@@ -125,7 +121,7 @@ def test_all_paths_are_timed_on_one_cache(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("without_a_gpu")
 def test_a_compiler_that_fails_keeps_no_figure_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(model: Llama, kv: StaticKVCache, context: int) -> None:
+    def fail(model: Llama, kv: KVCache, context: int) -> None:
         raise RuntimeError("no compiler\nand much more")
 
     monkeypatch.setattr(bench, "compiled_step", fail)

@@ -13,7 +13,7 @@ from kit.operands.on_gpu import ON_WAVE
 from kit.operands.wave_on_gpu import CAPACITY, copied, filled, on, on_gpu
 from onewave.base.errors import InvalidArgumentError, ShapeError
 from onewave.engine.load.self_check import self_check
-from onewave.memory.kv_cache import StaticKVCache
+from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.decode_wave import DecodeWave
@@ -23,7 +23,7 @@ pytestmark = ON_WAVE
 CONTEXTS = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 900, 1023, 1024, 1100, 8191, 8192, 8193]
 
 
-def step(wave: DecodeWave, kv: StaticKVCache, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+def step(wave: DecodeWave, kv: KVCache, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
     wave.bind_cache(kv)
     out = wave(tokens, positions, slots)
     torch.cuda.synchronize()

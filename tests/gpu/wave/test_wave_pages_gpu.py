@@ -13,18 +13,18 @@ from kit.operands.on_gpu import ON_WAVE
 from kit.operands.wave_on_gpu import copied, filled, on_gpu
 from onewave.base.errors import InvalidArgumentError
 from onewave.bench.engine.wave import in_pages
-from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
+from onewave.memory.kv_cache import KVCache
 from onewave.models.decode_wave import DecodeWave
 
 pytestmark = ON_WAVE
 
 
-def gathered(paged: PagedKVCache) -> tuple[Tensor, Tensor]:
+def gathered(paged: KVCache) -> tuple[Tensor, Tensor]:
     found = [pool[:, paged.block_table.long()].transpose(2, 3).flatten(3, 4) for pool in (paged.k, paged.v)]
     return found[0], found[1]
 
 
-def assert_same(paged: PagedKVCache, kv: StaticKVCache) -> None:
+def assert_same(paged: KVCache, kv: KVCache) -> None:
     for ours, theirs in zip(gathered(paged), (kv.k, kv.v), strict=True):
         assert torch.equal(ours, theirs)
 

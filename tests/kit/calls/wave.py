@@ -12,7 +12,7 @@ from kit.calls.call import Call, empty
 from onewave.base.weight_formats import COMPACT, ROUNDINGS
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.sketches import blank_stream, compile_packing, one_layer, sketch
-from onewave.memory.kv_cache import PagedKVCache
+from onewave.memory.kv_cache import KVCache
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.decode_wave import DecodeWave
 from onewave.ops.ffn.op import pack_ffn
@@ -68,7 +68,7 @@ def step(
         pages = _CAPACITY // page
         k, v = (empty(1, batch * pages, config.num_kv_heads, page, config.head_dim, dtype=dtype) for _ in range(2))
         table = torch.arange(batch * pages, dtype=torch.int32, device=_DEVICE).view(batch, pages)
-        made.bind_cache(PagedKVCache(k, v, block_table=table))
+        made.bind_cache(KVCache(k, v, block_table=table))
     else:
         made.bind_cache(cache)
     numbers = torch.zeros(batch, dtype=torch.int64, device=_DEVICE)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import WaveStalled
-from onewave.engine.engine import Engine
+from onewave.engine.engine import Engine, PrefixCaching
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompt.passes import PromptChunk
-from onewave.engine.prompt.queue import PassLimits
+from onewave.engine.scheduler.sequence import PassLimits
 from onewave.models.batch import StepRows
 from onewave.ops.sampling import reference, uniforms
 
@@ -44,37 +44,69 @@ LIMITS = PassLimits(max_tokens=64, max_prompts=4)
 
 
 class FakeRunner:
-    """Keeps, per slot, the tokens a real cache would hold, and fails on any use that a real cache would not survive."""
+    """Keeps, per KV block, the tokens a real cache would hold, and fails on any use that one would not survive.
+
+    Each token is kept with all before it: a block that another sequence has written, or an old one, is noticed.
+    """
 
     def __init__(
-        self, *, max_num_seqs: int = 4, max_model_len: int = 64, run_ahead: int = 0, limits: PassLimits = LIMITS
+        self,
+        *,
+        max_num_seqs: int = 4,
+        max_model_len: int = 64,
+        run_ahead: int = 0,
+        limits: PassLimits = LIMITS,
+        num_blocks: int | None = None,
+        block_size: int = 8,
     ) -> None:
         self.device = torch.device("cpu")
         self.vocab_size = VOCAB
         self.max_num_seqs, self.max_model_len, self.run_ahead = max_num_seqs, max_model_len, run_ahead
-        self.limits = limits
+        self.limits, self.block_size = limits, block_size
+        self.num_blocks = num_blocks or max_num_seqs * -(-max_model_len // block_size)
         self.passes: list[list[tuple[int, int, int]]] = []
         self.stalls_at = -1
-        self.cache: dict[int, list[int]] = {}
-        self.reserved = 0
+        self.blocks: list[list[tuple[int, ...]]] = [[()] * block_size for _ in range(self.num_blocks)]
+        self.table: dict[tuple[int, int], int] = {}
         self.batch_sizes: list[int] = []
         self.fail_at_decode: BaseException | None = None
         self._last: Tensor | None = None
 
-    def reserve(self, num_tokens: int) -> None:
-        assert num_tokens <= self.max_model_len
-        self.reserved = max(self.reserved, num_tokens)
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, target in pairs:
+            self.blocks[target] = list(self.blocks[source])
+
+    def set_blocks(self, entries: Sequence[tuple[int, int, int]]) -> None:
+        for slot, place, block in entries:
+            assert 0 <= slot < self.max_num_seqs
+            self.table[slot, place] = block
+
+    def sequence(self, slot: int, length: int) -> tuple[int, ...]:
+        """The tokens that a slot holds, `length` of them."""
+        if length == 0:
+            return ()
+        last = length - 1
+        found = self.blocks[self.table[slot, last // self.block_size]][last % self.block_size]
+        assert len(found) == length, "a block that holds something else"
+        for position in range(last):
+            block = self.blocks[self.table[slot, position // self.block_size]]
+            assert block[position % self.block_size] == found[: position + 1]
+        return found
+
+    def write(self, slot: int, tokens: Sequence[int], start: int) -> tuple[int, ...]:
+        before = self.sequence(slot, start)
+        for token in tokens:
+            before = (*before, token)
+            position = len(before) - 1
+            self.blocks[self.table[slot, position // self.block_size]][position % self.block_size] = before
+        return before
 
     def prefill(self, chunks: Sequence[PromptChunk], *, each: Callable[[int, Tensor], object] | None = None) -> Tensor:
         assert 0 < len(chunks) <= self.limits.max_prompts
         assert len(chunks) == 1 or each is None
         ends: list[np.ndarray] = []
         for chunk in chunks:
-            assert 0 <= chunk.slot < self.max_num_seqs
-            assert 0 < chunk.end <= self.reserved
-            before = self.cache[chunk.slot][: chunk.start] if chunk.start else []
-            assert len(before) == chunk.start
-            self.cache[chunk.slot] = sequence = [*before, *chunk.token_ids]
+            sequence = self.write(chunk.slot, chunk.token_ids, chunk.start)
             rows = np.stack([hash_logits(sequence[: end + 1]) for end in range(chunk.start, chunk.end)])
             for first in range(0, len(rows) if each is not None else 0, 7):
                 assert each is not None
@@ -82,10 +114,6 @@ class FakeRunner:
             ends.append(rows[-1])
         self.passes.append([(chunk.slot, chunk.start, chunk.end) for chunk in chunks])
         return torch.from_numpy(np.stack(ends))
-
-    def copy_prompt(self, source: int, target: int, num_tokens: int) -> None:
-        assert len(self.cache[source]) >= num_tokens
-        self.cache[target] = self.cache[source][:num_tokens]
 
     def check(self) -> None:
         if 0 <= self.stalls_at <= len(self.batch_sizes):
@@ -101,10 +129,8 @@ class FakeRunner:
         logits: list[np.ndarray] = []
         assert len(set(rows.slots.tolist())) == rows.num_rows
         for token, position, slot in zip(*(part.tolist() for part in rows), strict=True):
-            assert len(self.cache[slot]) == position < self.reserved
             assert 0 <= token < VOCAB
-            self.cache[slot].append(token)
-            logits.append(hash_logits(self.cache[slot]))
+            logits.append(hash_logits(self.write(slot, [token], position)))
         self.batch_sizes.append(rows.num_rows)
         self._last = torch.from_numpy(np.stack(logits))
         return self._last
@@ -129,13 +155,16 @@ class FakeDetokenizer:
         return self.held
 
 
-def make_engine(runner: FakeRunner, seed: int = 0, special: Collection[int] = ()) -> Engine:
+def make_engine(
+    runner: FakeRunner, seed: int = 0, special: Collection[int] = (), *, prefixes: PrefixCaching | None = None
+) -> Engine:
     return Engine(
         runner,
         eos_token_ids=[EOS],
         make_detokenizer=lambda prompt, skip: FakeDetokenizer(special if skip else ()),
         token_text=lambda token: PIECES[token],
         seed=seed,
+        prefixes=prefixes,
     )
 
 

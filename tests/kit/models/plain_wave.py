@@ -15,7 +15,7 @@ from onewave.engine.load import wave
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.params import SamplingParams
 from onewave.engine.runner import ModelRunner
-from onewave.memory.kv_cache import StaticKVCache
+from onewave.memory.kv_cache import KVCache
 from onewave.models import decode_wave
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
@@ -49,7 +49,7 @@ class PlainWave:
     def check(self) -> None:
         pass
 
-    def bind_cache(self, kv: StaticKVCache) -> None:
+    def bind_cache(self, kv: KVCache) -> None:
         self.kv = kv
 
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kit.operands.on_gpu import GPU
-from onewave.memory.kv_cache import StaticKVCache
+from onewave.memory.kv_cache import KVCache
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 
 CAPACITY = 8448  # whole pages of any size, and longer than any context here
@@ -31,7 +31,7 @@ def on(model: Llama, device: torch.device, dtype: torch.dtype) -> Llama:
     )
 
 
-def filled(model: Llama, slots: int) -> StaticKVCache:
+def filled(model: Llama, slots: int) -> KVCache:
     kv = model.new_cache(num_slots=slots, capacity=CAPACITY)
     dice = torch.Generator("cuda").manual_seed(5)
     kv.k.normal_(generator=dice)
@@ -39,7 +39,8 @@ def filled(model: Llama, slots: int) -> StaticKVCache:
     return kv
 
 
-def copied(model: Llama, kv: StaticKVCache) -> StaticKVCache:
+def copied(model: Llama, kv: KVCache) -> KVCache:
     found = model.new_cache(num_slots=kv.num_slots, capacity=kv.capacity)
-    found.copy_from(kv)
+    found.k.copy_(kv.k)
+    found.v.copy_(kv.v)
     return found

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onewave.memory.kv_cache import StaticKVCache
+from onewave.memory.kv_cache import KVCache
 from onewave.models.llama import LayerWeights, Llama, plain
 from onewave.ops.append_kv.reference import rotate
 from onewave.wave.weights.pack import StreamMatrix
 
 
 def compiled_step(
-    model: Llama, kv: StaticKVCache, context: int, *, backend: str = "inductor"
+    model: Llama, kv: KVCache, context: int, *, backend: str = "inductor"
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """One step of as many sequences as the cache has slots, compiled at its first call.
 

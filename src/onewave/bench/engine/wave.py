@@ -18,7 +18,7 @@ from onewave.bench.engine.compiled_step import compiled_step
 from onewave.bench.engine.latency import decode_weight_bytes, kv_bytes_read
 from onewave.bench.ledger import Measurement
 from onewave.engine.load.self_check import self_check
-from onewave.memory.kv_cache import PagedKVCache, StaticKVCache
+from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import Batch
 from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama import Llama
@@ -174,7 +174,7 @@ def measure_wave(
     return results, traced
 
 
-def in_pages(kv: StaticKVCache, page: int) -> PagedKVCache:
+def in_pages(kv: KVCache, page: int) -> KVCache:
     """A copy of a cache, whose capacity is whole pages, in pages in any order."""
     layers, slots, heads, capacity, dim = kv.k.shape
     order = torch.randperm(slots * (capacity // page), device=kv.k.device)
@@ -183,4 +183,4 @@ def in_pages(kv: StaticKVCache, page: int) -> PagedKVCache:
         pool = cache.new_empty(layers, len(order), heads, page, dim)
         pool[:, order] = cache.reshape(layers, slots, heads, -1, page, dim).transpose(2, 3).flatten(1, 2)
         pools.append(pool)
-    return PagedKVCache(*pools, block_table=order.view(slots, -1).int())
+    return KVCache(*pools, block_table=order.view(slots, -1).int())

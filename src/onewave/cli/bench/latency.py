@@ -63,7 +63,7 @@ def latency(
                 "enforce_eager": enforce_eager,
                 "keep_unpacked": keep_unpacked,
             }
-            opened = open_llm(**vars(asked), **more, max_num_seqs=size)
+            opened = open_llm(**vars(asked), **more, max_num_seqs=size, enable_prefix_caching=False)
             llm, load_seconds[size] = opened.llm, opened.load_seconds
             own = [case for case in tests if case.batch_size == size]
             if ceiling is None:

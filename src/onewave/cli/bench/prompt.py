@@ -42,7 +42,7 @@ def prompt(
         "max_num_seqs": max(batches),
         "keep_unpacked": keep_unpacked,
     }
-    llm = open_llm(**vars(asked), **more).llm
+    llm = open_llm(**vars(asked), **more, enable_prefix_caching=False).llm
     results, notes = measure_prompts(llm, list(product(batches, lengths)), reps=reps, warmup=warmup, show=show_status)
     title = f"{llm.name}, {name_of(llm.dtype)} on {llm.device}, first tokens"
     rows = table(

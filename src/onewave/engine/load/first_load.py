@@ -25,7 +25,7 @@ from onewave.engine.load.plan_cache import is_shipped, load_program, planned_bef
 from onewave.engine.load.self_check import CHECKED_CAPACITY, self_check
 from onewave.engine.sampler import compile_kernels
 from onewave.gpu.compile_pool import begin_first_launch, compile_in, done_by, processes
-from onewave.memory.kv_cache import StaticKVCache
+from onewave.memory.kv_cache import KVCache
 from onewave.models.config.model_config import ModelConfig
 from onewave.ops.warm import side_by_side
 from onewave.wave.plan.program import WaveProgram
@@ -151,7 +151,7 @@ class _NoStep:
     def __init__(self, vocab_size: int):
         self._vocab_size = vocab_size
 
-    def bind_cache(self, kv: StaticKVCache) -> None:
+    def bind_cache(self, kv: KVCache) -> None:
         pass
 
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:

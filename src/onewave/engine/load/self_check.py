@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from onewave.memory.kv_cache import StaticKVCache
+from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 
@@ -23,7 +23,7 @@ _CHECKED_AGAIN = 15
 class Step(Protocol):
     """Something that decodes one token a sequence, as DecodeWave does."""
 
-    def bind_cache(self, kv: StaticKVCache) -> None: ...
+    def bind_cache(self, kv: KVCache) -> None: ...
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor: ...
 
 
@@ -43,10 +43,11 @@ def self_check(model: Llama, wave: Step, sequences: int) -> float:
     lengths = checked_lengths(model.max_model_len, sequences)
     dice = torch.Generator().manual_seed(0)
     prompts: list[list[int]] = [torch.randint(model.config.vocab_size, (n,), generator=dice).tolist() for n in lengths]  # pyright: ignore[reportUnknownMemberType]
-    ours, theirs = (model.new_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY) for _ in range(2))
+    ours, theirs = (model.new_row_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY) for _ in range(2))
     for slot, prompt in enumerate(prompts):
         model.forward(Batch.prefill([(slot, prompt, 0)], model.device), theirs)
-    ours.copy_from(theirs)
+    for mine, plain in ((ours.k, theirs.k), (ours.v, theirs.v)):
+        mine.copy_(plain)
     tokens = torch.randint(model.config.vocab_size, (sequences,), generator=dice).to(model.device)
     positions = torch.tensor(lengths, device=model.device)
     slots = torch.arange(sequences, device=model.device)
@@ -56,8 +57,10 @@ def self_check(model: Llama, wave: Step, sequences: int) -> float:
     if not all(torch.equal(wave(tokens, positions, slots), found) for _ in range(_CHECKED_AGAIN)):
         return float("inf")
     pairs = [(found, expected)]
+    blocks = ours.table_of(slots)[slots, positions // ours.block_size].long()
+    at = positions % ours.block_size
     for mine, plain in ((ours.k, theirs.k), (ours.v, theirs.v)):
-        pairs.append((mine[:, slots, :, positions].float(), plain[:, slots, :, positions].float()))
+        pairs.append((mine[:, blocks, :, at].float(), plain[:, blocks, :, at].float()))
     found_errors = [_difference(a, b) for a, b in pairs]
     return float("inf") if any(math.isnan(error) for error in found_errors) else max(found_errors)
 

@@ -102,7 +102,7 @@ def compile_step(config: ModelConfig, stream: WeightStream, *, batch: int) -> No
     """Launch a blank stream's step."""
     model = sketch(one_layer(config), stream)
     wave = DecodeWave(model, batch=batch, stream=stream)
-    wave.bind_cache(model.new_cache(num_slots=batch, capacity=_CAPACITY))
+    wave.bind_cache(model.new_row_cache(num_slots=batch, capacity=_CAPACITY))
     numbers = torch.zeros(batch, dtype=torch.int64, device=stream.device)
     wave(numbers, numbers, torch.arange(batch, device=stream.device))
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from onewave.gpu.scratch import recording_stream
-from onewave.memory.kv_cache import StaticKVCache
+from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import Batch, PromptRows
 from onewave.models.llama import Llama
 
@@ -59,12 +59,10 @@ class PromptChunk:
 
 @dataclass
 class _Bucket:
-    """What passes of one size share. graph, logits: from the second pass on. rotary: kept for its address, as the model
-    may have made a longer table since."""
+    """What passes of one size share. graph, logits: from the second pass on."""
 
     words: Tensor
     batch: Batch
-    rotary: Tensor | None = None
     graph: torch.cuda.CUDAGraph | None = None
     logits: Tensor | None = None
 
@@ -76,7 +74,7 @@ class PromptPasses:
     what libraries keep, neither of which may happen in a capture. Graphs share one memory pool.
     """
 
-    def __init__(self, model: Llama, kv: StaticKVCache, *, spare_slot: int, use_graphs: bool) -> None:
+    def __init__(self, model: Llama, kv: KVCache, *, spare_slot: int, use_graphs: bool) -> None:
         self._model, self._kv, self._spare_slot, self._use_graphs = model, kv, spare_slot, use_graphs
         self._buckets: dict[int, _Bucket] = {}
         self._pool = torch.cuda.graph_pool_handle() if use_graphs else None
@@ -140,5 +138,4 @@ class PromptPasses:
         # Other threads, a stream's reader for one, may use the GPU meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             bucket.logits = self._model.forward(bucket.batch, self._kv)
-        bucket.rotary = self._model.rotary.rows(self._kv.capacity)
         bucket.graph = graph

@@ -1,0 +1,134 @@
+"""The rows that decode together: their tokens, positions and slots on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from onewave.engine.params import SamplingParams
+from onewave.engine.request import Sample
+from onewave.engine.sampler import Sampler, SamplerRow, SamplingPlan
+from onewave.engine.scheduler.sequence import Scheduled
+from onewave.models.batch import StepRows
+
+# Steps ahead of the launched ones for which positions lie on the device.
+_STEPS_AHEAD = 64
+# How the tokens of a row are sampled whose tokens are known: not at all, as cheaply as can be.
+_KNOWN = SamplingParams(temperature=0, detokenize=False)
+
+
+def sample_of(sequence: Scheduled) -> Sample:
+    """Return the sample that a sequence is scheduled for."""
+    return cast("Sample", sequence.owner)
+
+
+def sampler_row(sequence: Scheduled) -> SamplerRow:
+    """Return what samples a sequence's next token."""
+    sample = sample_of(sequence)
+    banned = tuple(sample.request.end_ids)
+    return SamplerRow(
+        sequence.slot_now, sample.request.params, sample.key, sequence.launched, banned, sample.grammar
+    )  # fmt: skip
+
+
+@dataclass
+class DecodeRows:
+    """The rows of a decode step, fixed until one of them leaves or another joins.
+
+    A row that was preempted is fed the tokens that it has generated already, one a step as before, so that its cache
+    gets the same bits; what is sampled for it meanwhile is not looked at.
+
+    slots, token_ids: int64 [rows] on the device; token_ids are the next step's input. coming: the positions of steps
+    ahead, see `_coming`. known: int64 [left, rows], what steps sample for rows that are fed known tokens, -1 for
+    others; None where there are none. left: steps until the rows have to be built again, None: any number.
+    """
+
+    sequences: tuple[Scheduled, ...]
+    slots: Tensor
+    token_ids: Tensor
+    coming: Tensor
+    plan: SamplingPlan
+    known: Tensor | None = None
+    left: int | None = None
+    step: int = 0
+    made: int = 0
+
+    @classmethod
+    def build(cls, sequences: tuple[Scheduled, ...], old: DecodeRows | None, sampler: Sampler) -> DecodeRows:
+        """Collect sequences that decode. Those that are ahead of the host have their newest tokens in `old` only: the
+        last outputs of its rows; every other newest token is known here."""
+        device = sampler.device
+        for sequence in sequences:
+            if sequence.replays and sequence.launched >= len(sample_of(sequence).token_ids):
+                sequence.replays = False
+                sample = sample_of(sequence)
+                sampler.begin(sequence.slot_now, sequence.prompt, sample.request.params, sample.token_ids)
+        # One transfer carries slots, positions, known tokens and old rows.
+        old_row = {} if old is None else {sequence: row for row, sequence in enumerate(old.sequences)}
+        ids = [_fed_next(sequence) for sequence in sequences]
+        columns = torch.tensor(
+            [
+                [sequence.slot_now for sequence in sequences],
+                [len(sequence.prompt) + sequence.launched - 1 for sequence in sequences],
+                ids,
+                [old_row.get(sequence, 0) for sequence in sequences],
+            ],
+            dtype=torch.int64,
+        ).to(device, non_blocking=True)
+        slots, positions, token_ids, from_row = (column.clone() for column in columns)
+        if old is not None and -1 in ids:
+            token_ids = torch.where(token_ids < 0, old.token_ids[from_row], token_ids)
+        known, left = _known(sequences, device)
+        rows = [
+            SamplerRow(each.slot_now, _KNOWN, 0, 0, ()) if each.replays else sampler_row(each) for each in sequences
+        ]
+        return cls(sequences, slots, token_ids, _coming(positions), sampler.plan(rows), known, left)
+
+    @property
+    def next(self) -> StepRows:
+        """The next step's rows."""
+        return StepRows(self.token_ids, self.coming[self.step, : len(self.sequences)], self.slots)
+
+    def advance(self, sampled: Tensor) -> None:
+        """Go on to the step after a launched one. sampled: what it gave, int64 [rows]."""
+        self.token_ids = sampled
+        if self.known is not None:
+            known = self.known[self.made]
+            self.token_ids = torch.where(known < 0, sampled, known)
+        self.made += 1
+        self.step += 1
+        if self.step >= len(self.coming):
+            self.coming, self.step = self.coming + self.step, 0
+
+    def are(self, sequences: tuple[Scheduled, ...]) -> bool:
+        """Whether these rows still serve for a step of those sequences."""
+        return self.sequences is sequences and (self.left is None or self.made < self.left)
+
+
+def _coming(positions: Tensor) -> Tensor:
+    """Positions of the next _STEPS_AHEAD steps, int64 [steps, rows or one more]: adding one on the device would be a
+    kernel a step. Rows are 16-byte aligned, as kernels are compiled for."""
+    even = torch.nn.functional.pad(positions, (0, len(positions) % 2))
+    return even + torch.arange(_STEPS_AHEAD, device=positions.device)[:, None]
+
+
+def _fed_next(sequence: Scheduled) -> int:
+    """The token that a sequence is fed next, -1 if only the device knows it."""
+    ids = sample_of(sequence).token_ids
+    return ids[sequence.launched - 1] if sequence.launched <= len(ids) else -1
+
+
+def _known(sequences: tuple[Scheduled, ...], device: torch.device) -> tuple[Tensor | None, int | None]:
+    """Tokens that coming steps sample for rows that replay, and how many steps that is."""
+    replays = [sequence for sequence in sequences if sequence.replays]
+    if not replays:
+        return None, None
+    left = min(_STEPS_AHEAD, *(len(sample_of(each).token_ids) - each.launched for each in replays))
+    columns = [
+        sample_of(each).token_ids[each.launched : each.launched + left] if each.replays else [-1] * left
+        for each in sequences
+    ]
+    return torch.tensor(columns, dtype=torch.int64).T.contiguous().to(device, non_blocking=True), left

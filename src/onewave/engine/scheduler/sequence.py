@@ -1,0 +1,83 @@
+"""What is scheduled: a prompt and what grows behind it, with its place in the KV cache. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class Scheduled:
+    """One sample's prompt and growth.
+
+    owner: the sample. prompt: its token ids. limit: tokens that are generated at most. priority: lower runs first.
+    root: what the prompt's keys are chained to (block_pool.root_key). group: of samples that share a prompt.
+    alone: its pass holds no other prompt and takes nothing from the cache, as the logits of all its tokens are wanted.
+
+    The scheduler's: order (of arrival), slot (None while it waits), blocks, done (prompt tokens in the cache), launched
+    (tokens that the device has been asked for since its prompt ran last), num_cached (prompt tokens that it did not
+    have to run, the first time), keys (of its prompt's full blocks). The engine's: replays (whether it is fed tokens
+    that it has generated before it was preempted).
+    """
+
+    owner: Hashable
+    prompt: Sequence[int]
+    limit: int
+    priority: int = 0
+    root: bytes = b""
+    group: Hashable | None = None
+    alone: bool = False
+    order: int = 0
+    slot: int | None = None
+    blocks: list[int] = field(default_factory=list[int])
+    done: int = 0
+    launched: int = 0
+    num_cached: int | None = None
+    keys: tuple[bytes, ...] | None = None
+    replays: bool = False
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Its place in the order: priority, then arrival."""
+        return self.priority, self.order
+
+    @property
+    def left(self) -> int:
+        """Prompt tokens still to run."""
+        return len(self.prompt) - self.done
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its prompt is through and tokens are left to ask for."""
+        return 0 < self.launched < self.limit
+
+    @property
+    def slot_now(self) -> int:
+        """The slot of one that runs."""
+        assert self.slot is not None
+        return self.slot
+
+
+@dataclass(frozen=True)
+class PassLimits:
+    """Of one prompt pass. max_tokens: shared with the rows that decode. whole: prompts are not cut into chunks."""
+
+    max_tokens: int
+    max_prompts: int
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What the next step does: a prompt pass, or a decode step of `rows`.
+
+    chunks: prompts of the pass, and how many tokens of each. rows: the same tuple as long as the rows are the same.
+    copies: blocks to copy first, (from, to), in this order. entries: of the block table, (slot, place, block), to write
+    before the launch. preempted: sequences that wait again because blocks ran out; they have neither slot nor blocks.
+    """
+
+    chunks: tuple[tuple[Scheduled, int], ...] = ()
+    rows: tuple[Scheduled, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+    entries: tuple[tuple[int, int, int], ...] = ()
+    preempted: tuple[Scheduled, ...] = ()
