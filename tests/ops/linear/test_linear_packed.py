@@ -1,10 +1,12 @@
 """Packed CPU weights: bit-exact storage, float32 products, results that ignore the batch."""
 
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
+from numba.extending import is_jitted
 from numpy.typing import NDArray
 
 from onewave.base.errors import ShapeError, UnsupportedError
@@ -115,6 +117,13 @@ def test_pieces_of_several_formats_are_one_matrix_below_another() -> None:
     assert torch.equal(embedding(some, weight), dense[some])
     x = torch.randn(3, 256, generator=torch.Generator().manual_seed(3))
     assert torch.equal(linear(x, weight), torch.cat([linear(x, part) for part, _ in parts], dim=1))
+
+
+def test_every_loop_has_a_name_of_its_own_in_the_linker() -> None:
+    """Kernels that different runs compiled and kept are linked by name: one format would run another's loop."""
+    found = [value for value in vars(import_module("onewave.ops.linear.numba_impl")).values() if is_jitted(value)]
+    loops = {id(value): value.__qualname__ for value in found}
+    assert len(set(loops.values())) == len(loops) >= len(FORMATS)
 
 
 def test_no_tokens_are_no_rows() -> None:

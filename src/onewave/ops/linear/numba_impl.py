@@ -38,6 +38,12 @@ _GROUPS = 8
 _DIRECT_TOKENS = 2
 
 
+def _named(function: Callable, name: str):
+    """Compile a loop under a name of its own: machine code from several runs' caches is linked by names."""
+    function.__name__ = function.__qualname__ = name
+    return njit(function)
+
+
 def _chain(column: int) -> int:
     """Which of four sums a column goes to: they hide the latency of the multiply-add."""
     return column % 2 + 2 * (column // 16)
@@ -109,7 +115,6 @@ def _direct(kind: str):
 
         return types.void(*[types.int64] * 5), emit
 
-    @njit
     def tiles(table_at, first, last):
         table = integers(table_at, 19)
         data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
@@ -125,7 +130,7 @@ def _direct(kind: str):
                 )
 
     form_bytes, x_bytes, sum_bytes = form.block_bytes, 4 * form.columns, 4 * form.groups
-    return tiles
+    return _named(tiles, f"direct_{kind}")
 
 
 def _unpack(kind: str):
@@ -226,7 +231,6 @@ def _over_rooms(*, shifted: bool):
     """Build the loop over tiles of any format for several tokens: eight at a time, then four, then one by one."""
     eight, four, one = (_from_room(tokens, shifted=shifted) for tokens in (8, 4, 1))
 
-    @njit
     def tiles(table_at, first, last):
         table = integers(table_at, 19)
         data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
@@ -251,7 +255,7 @@ def _over_rooms(*, shifted: bool):
                         one(room, a, b, c, groups, block, x_stride, sums_stride, out_stride)
                         n += 1
 
-    return tiles
+    return _named(tiles, f"rooms_{shifted}")
 
 
 _shifted_tiles, _plain_tiles = _over_rooms(shifted=True), _over_rooms(shifted=False)
@@ -422,19 +426,21 @@ _KERNELS = {
 
 def linear(x: Tensor, weight: PackedWeight) -> Tensor:
     """x W^T. x: [tokens, cols] float32. Returns [tokens, rows] float32."""
-    heights = [piece.data.shape[0] * LANES for piece in weight.pieces]
-    out = torch.empty((x.shape[0], sum(heights)), dtype=torch.float32)
-    parts = out.split(heights, dim=1)
-    for piece, part in zip(weight.pieces, parts, strict=True):
-        _multiply(x, piece, part)
-    kept = [part[:, : piece.rows] for piece, part in zip(weight.pieces, parts, strict=True)]
-    return out if out.shape[1] == weight.shape[0] else torch.cat(kept, dim=1)
+    width = weight.padded_rows
+    out = torch.empty((x.shape[0], width), dtype=torch.float32)
+    at = out.data_ptr()
+    for piece in weight.pieces:
+        _multiply(x, piece, at, width)
+        at += piece.tiles * _COLUMN
+    if width == weight.rows:
+        return out
+    parts = out.split([piece.tiles * LANES for piece in weight.pieces], dim=1)
+    return torch.cat([part[:, : piece.rows] for piece, part in zip(weight.pieces, parts, strict=True)], dim=1)
 
 
-def _multiply(x: Tensor, piece: PackedRows, out: Tensor) -> None:
-    """Write x W^T to out, columns of a wider matrix."""
-    form, tokens = FORMATS[piece.kind], x.shape[0]
-    tiles, blocks, _ = piece.data.shape
+def _multiply(x: Tensor, piece: PackedRows, out: int, width: int) -> None:
+    """Write x W^T to the address `out`, in rows of `width` floats."""
+    form, tokens, blocks = FORMATS[piece.kind], x.shape[0], piece.blocks
     if blocks * form.columns != x.shape[1]:
         x = F.pad(x, (0, blocks * form.columns - x.shape[1]))
     x = x.contiguous()
@@ -445,9 +451,9 @@ def _multiply(x: Tensor, piece: PackedRows, out: Tensor) -> None:
         sums = torch.empty((tokens, groups), dtype=torch.float32)
         run(_block_sums, tokens, (x_at, sums.data_ptr(), groups), alone=tokens < 16)
     direct, unpack = _KERNELS[piece.kind]
-    arguments = (piece.data.data_ptr(), x_at, sums.data_ptr(), out.data_ptr(), blocks, tokens, out.stride(0))
+    arguments = (piece.address, x_at, sums.data_ptr(), out, blocks, tokens, width)
     if tokens <= _DIRECT_TOKENS:
-        run(direct, tiles, arguments)
+        run(direct, piece.tiles, arguments)
     else:
         rooms = _shifted_rooms if form.shifted else _plain_rooms
-        run(rooms, tiles, (*arguments, unpack.address, form.block_bytes, form.groups))
+        run(rooms, piece.tiles, (*arguments, unpack.address, form.block_bytes, form.groups))

@@ -7,7 +7,7 @@ and a weight is read exactly once, in order:
     format     bytes a block of a tile
     Q4_0       d[16] fp16, then 16 x 16 bytes: column j in the low nibble, column j + 16 in the high one
     Q4_1       d[16], m[16] fp16, then nibbles
-    Q5_0/Q5_1  d[16] (and m[16]) fp16, 16 words of fifth bits, then nibbles
+    Q5_0/Q5_1  d[16] (and m[16]) fp16, 32 x 16 fifth bits, then nibbles
     Q8_0       d[16] fp16, then 32 x 16 int8
     Q4_K/Q5_K  d[16], m[16] fp16, 12 x 16 bytes of six-bit steps, Q5_K's 32 x 16 bytes of fifth bits, 128 x 16 bytes
     Q6_K       128 x 16 bytes of nibbles, 64 x 16 of pairs of bits, 16 x 16 int8 steps, d[16] fp16
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -34,6 +35,7 @@ from onewave.base.quantized import QuantizedRows, dequantize_rows
 LANES = 16
 BLOCK = 32
 """Columns of a group, the unit of the kernels' sums."""
+BITS = "bits"
 _HALF_EXPONENT = 0x7C00  # all ones in infinity and NaN
 
 
@@ -41,7 +43,8 @@ _HALF_EXPONENT = 0x7C00  # all ones in infinity and NaN
 class Format:
     """Layout of one number format.
 
-    columns: of a block. runs: the numbers of one block of one row, each (how many, NumPy type that moves one).
+    columns: of a block. runs: the numbers of one block of one row, each (how many, NumPy type that moves one; BITS:
+    words whose bits are moved one by one).
     halves: bytes of a row's block at which its fp16 numbers stand. shifted: whether a group has an offset.
     """
 
@@ -50,33 +53,34 @@ class Format:
     halves: tuple[int, ...] = ()
     shifted: bool = False
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """Groups of 32 columns in a block."""
         return self.columns // BLOCK
 
-    @property
+    @cached_property
     def block_bytes(self) -> int:
         """Bytes of one block of one tile."""
         return LANES * self.row_bytes
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of one block of one row, as files store it."""
-        return sum(count * np.dtype(unit).itemsize for count, unit in self.runs)
+        return self.parts[-1][1]
 
     @property
     def parts(self) -> list[tuple[int, int, str]]:
         """The runs as (first byte, end byte, type)."""
-        ends = list(accumulate(count * np.dtype(unit).itemsize for count, unit in self.runs))
+        sizes = (count * (4 if unit is BITS else np.dtype(unit).itemsize) for count, unit in self.runs)
+        ends = list(accumulate(sizes))
         return [(start, end, unit) for start, end, (_, unit) in zip([0, *ends], ends, self.runs, strict=False)]
 
 
 FORMATS = {
     "Q4_0": Format(32, ((1, "<u2"), (16, "u1")), (0,)),
     "Q4_1": Format(32, ((2, "<u2"), (16, "u1")), (0, 2), shifted=True),
-    "Q5_0": Format(32, ((1, "<u2"), (1, "<u4"), (16, "u1")), (0,)),
-    "Q5_1": Format(32, ((2, "<u2"), (1, "<u4"), (16, "u1")), (0, 2), shifted=True),
+    "Q5_0": Format(32, ((1, "<u2"), (1, BITS), (16, "u1")), (0,)),
+    "Q5_1": Format(32, ((2, "<u2"), (1, BITS), (16, "u1")), (0, 2), shifted=True),
     "Q8_0": Format(32, ((1, "<u2"), (32, "u1")), (0,)),
     "Q4_K": Format(256, ((2, "<u2"), (140, "u1")), (0, 2), shifted=True),
     "Q5_K": Format(256, ((2, "<u2"), (172, "u1")), (0, 2), shifted=True),
@@ -97,6 +101,19 @@ class PackedRows:
     cols: int
     data: Tensor
 
+    @cached_property
+    def tiles(self) -> int:
+        return self.data.shape[0]
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks of a tile."""
+        return self.data.shape[1]
+
+    @cached_property
+    def address(self) -> int:
+        return self.data.data_ptr()
+
     def dequantize(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the chosen rows, int64 [n], as float32 [n, cols]."""
         values = dequantize_rows(_untile(self.data.numpy(), FORMATS[self.kind], rows), self.kind)
@@ -109,15 +126,20 @@ class PackedWeight:
 
     pieces: tuple[PackedRows, ...]
 
-    @property
+    @cached_property
     def rows(self) -> int:
         return sum(piece.rows for piece in self.pieces)
 
-    @property
+    @cached_property
+    def padded_rows(self) -> int:
+        """Rows with those that fill up the pieces' last tiles."""
+        return sum(piece.tiles for piece in self.pieces) * LANES
+
+    @cached_property
     def cols(self) -> int:
         return self.pieces[0].cols
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int]:
         return self.rows, self.cols
 
@@ -196,8 +218,12 @@ def _tile(data: NDArray[np.uint8], form: Format) -> NDArray[np.uint8]:
     stored = np.ascontiguousarray(data).reshape(tiles, LANES, blocks, row_bytes)
     out = np.empty((tiles, blocks, LANES * row_bytes), np.uint8)
     for start, end, unit in form.parts:
-        source = stored[..., start:end].view(unit)
-        target = out[..., LANES * start : LANES * end].view(unit)
+        source, target = stored[..., start:end], out[..., LANES * start : LANES * end]
+        if unit is BITS:
+            bits = _unpacked(source).transpose(0, 2, 3, 1)
+            target[...] = np.packbits(bits, axis=None, bitorder="little").reshape(target.shape)
+            continue
+        source, target = source.view(unit), target.view(unit)
         target.reshape(tiles, blocks, -1, LANES)[...] = source.transpose(0, 2, 3, 1)
     return out
 
@@ -208,9 +234,20 @@ def _untile(data: NDArray[np.uint8], form: Format, rows: NDArray[np.int64]) -> N
     tile, lane = rows // LANES, rows % LANES
     out = np.empty((len(rows), blocks, form.row_bytes), np.uint8)
     for start, end, unit in form.parts:
-        source = data[..., LANES * start : LANES * end].view(unit).reshape(tiles, blocks, -1, LANES)
+        source = data[..., LANES * start : LANES * end]
+        if unit is BITS:
+            bits = _unpacked(source).reshape(tiles, blocks, -1, LANES)[tile, :, :, lane]
+            out[..., start:end] = np.packbits(bits, axis=None, bitorder="little").reshape(len(rows), blocks, -1)
+            continue
+        source = source.view(unit).reshape(tiles, blocks, -1, LANES)
         out[..., start:end].view(unit)[...] = source[tile, :, :, lane]
     return out.reshape(len(rows), -1)
+
+
+def _unpacked(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The bits of bytes along the last axis, one a byte."""
+    flat = np.unpackbits(np.ascontiguousarray(data).reshape(-1), bitorder="little")
+    return flat.reshape(*data.shape[:-1], 8 * data.shape[-1])
 
 
 def pack_dense(weight: Tensor) -> PackedWeight:

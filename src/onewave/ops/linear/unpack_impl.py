@@ -23,6 +23,7 @@ from onewave.ops.linear.packed import FORMATS, LANES
 FLOAT, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 FLOATS, WORDS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
 _BYTES, _HALVES = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(ir.IntType(16), LANES)
+_QUAD, _MARKS = ir.VectorType(ir.IntType(8), 4 * LANES), ir.VectorType(ir.IntType(1), 4 * LANES)
 _Values = Iterator[tuple[int, int, Any]]
 
 
@@ -86,6 +87,34 @@ class Emitter:
         """Small integers, less `middle`, as floats."""
         return self.b.sitofp(self.b.sub(words, self.splat(middle)) if middle else words, FLOATS)
 
+    def quad(self, base, number: int):
+        """The bytes `number` to number + 3 of 16 rows, 64 lanes.
+
+        Codes with bits in two places are put together here, at a quarter of the instructions; four bits alone are not
+        worth taking the lanes out again.
+        """
+        return self.load(base, number * LANES, _QUAD, 1)
+
+    def each(self, quad: Any, operation: str, value: int):
+        """An operation of each byte with a constant."""
+        return getattr(self.b, operation)(quad, _QUAD([value] * 4 * LANES))
+
+    def nibbles(self, quad: Any, high: int):
+        """Low nibbles of 64 bytes, or high ones."""
+        return self.each(self.each(quad, "lshr", 4) if high else quad, "and_", 15)
+
+    def bits_at(self, quad: Any, first: int, count: int, to: int):
+        """`count` bits of each byte from bit `first` on, moved to bit `to`."""
+        moved = self.each(quad, "lshr" if first > to else "shl", abs(first - to)) if first != to else quad
+        return self.each(moved, "and_", ((1 << count) - 1) << to)
+
+    def columns(self, quad: Any, middle: int = 0) -> Iterator[Any]:
+        """Four columns of small codes, less `middle`, as floats."""
+        codes = self.each(quad, "sub", middle) if middle else quad
+        for column in range(4):
+            places = ir.VectorType(I32, LANES)(list(range(column * LANES, (column + 1) * LANES)))
+            yield self.number(self.b.sext(self.b.shuffle_vector(codes, _QUAD(ir.Undefined), places), WORDS))
+
     def half(self, base, byte: int):
         """16 fp16 numbers as floats by integer shifts: exact, subnormals, infinities and NaN included, and needs no
         F16C. byte: where they stand in a row's block."""
@@ -116,11 +145,16 @@ def _nibbles(e: Emitter, base, start: int, middle: int) -> _Values:
 
 
 def _fives(e: Emitter, base, start: int, middle: int) -> _Values:
-    fifth = e.load(base, start * LANES, WORDS, 1)
-    for column in range(16):
-        packed = e.byte(base, start + 4 + column)
-        for at, low in ((column, e.bits(packed, 0, 4)), (column + 16, e.bits(packed, 4, 4))):
-            yield 0, at, e.number(e.b.or_(low, e.bits(fifth, at, 1, 4)), middle)
+    """Fifth bits, 16 rows of a column in two bytes, then nibbles."""
+    for first in range(0, 16, 4):
+        packed = e.quad(base, start + 4 + first)
+        for high in range(2):
+            column = first + 16 * high
+            marks = e.b.bitcast(e.load(e.b.add(base, I64(2 * column)), start * LANES, I64, 1), _MARKS)
+            low = e.nibbles(packed, high)
+            code = e.b.select(marks, e.each(low, "or_", 16), low)
+            for at, value in enumerate(e.columns(code, middle), column):
+                yield 0, at, value
 
 
 def _q4_0(e: Emitter, base) -> _Chunks:
@@ -159,38 +193,45 @@ def _k_groups(e: Emitter, base) -> list[Group]:
     return groups
 
 
-def _k_values(e: Emitter, base, start: int, chunk: int, fifth: int | None) -> _Values:
-    """64 columns in 32 bytes: low nibbles, then high ones. fifth: where 32 bytes of fifth bits begin."""
+def _fours(e: Emitter, base, start: int) -> _Values:
+    """64 columns in 32 bytes: low nibbles, then high ones."""
     for column in range(32):
-        packed = e.byte(base, start + 32 * chunk + column)
-        high = None if fifth is None else e.byte(base, fifth + column)
+        packed = e.byte(base, start + column)
         for group in range(2):
-            code = e.bits(packed, 4 * group, 4)
-            if high is not None:
-                code = e.b.or_(code, e.bits(high, 2 * chunk + group, 1, 4))
-            yield group, column, e.number(code)
+            yield group, column, e.number(e.bits(packed, 4 * group, 4))
+
+
+def _k_fives(e: Emitter, base, chunk: int) -> _Values:
+    """As _fours, with the fifth bits of all eight groups in 32 bytes."""
+    for first in range(0, 32, 4):
+        packed, fifth = e.quad(base, 48 + 32 * chunk + first), e.quad(base, 16 + first)
+        for group in range(2):
+            code = e.b.or_(e.nibbles(packed, group), e.bits_at(fifth, 2 * chunk + group, 1, 4))
+            for column, value in enumerate(e.columns(code), first):
+                yield group, column, value
 
 
 def _q4_k(e: Emitter, base) -> _Chunks:
     groups = _k_groups(e, base)
     for chunk in range(4):
-        yield groups[2 * chunk : 2 * chunk + 2], _k_values(e, base, 16, chunk, None)
+        yield groups[2 * chunk : 2 * chunk + 2], _fours(e, base, 16 + 32 * chunk)
 
 
 def _q5_k(e: Emitter, base) -> _Chunks:
     groups = _k_groups(e, base)
     for chunk in range(4):
-        yield groups[2 * chunk : 2 * chunk + 2], _k_values(e, base, 48, chunk, 16)
+        yield groups[2 * chunk : 2 * chunk + 2], _k_fives(e, base, chunk)
 
 
 def _sixes(e: Emitter, base, half: int) -> _Values:
     """128 columns: of 64 bytes the low nibbles, then the high ones, and two bits more of each in 32 bytes."""
-    for column in range(32):
-        lows = [e.byte(base, 64 * half + 32 * part + column) for part in range(2)]
-        high = e.byte(base, 128 + 32 * half + column)
+    for first in range(0, 32, 4):
+        lows = [e.quad(base, 64 * half + 32 * part + first) for part in range(2)]
+        high = e.quad(base, 128 + 32 * half + first)
         for group in range(4):
-            code = e.b.or_(e.bits(lows[group % 2], 4 * (group // 2), 4), e.bits(high, 2 * group, 2, 4))
-            yield group, column, e.number(code, 32)
+            code = e.b.or_(e.nibbles(lows[group % 2], group // 2), e.bits_at(high, 2 * group, 2, 4))
+            for column, value in enumerate(e.columns(code, 32), first):
+                yield group, column, value
 
 
 def _q6_k(e: Emitter, base) -> _Chunks:
