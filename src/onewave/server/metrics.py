@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, cast
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
 from onewave.engine.aio import AsyncLLM
 from onewave.engine.llm import Job
@@ -28,7 +31,7 @@ _WHOLE = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass
 class Totals:
     """Tokens since the start."""
 
@@ -36,18 +39,35 @@ class Totals:
     generated_tokens: int = 0
 
 
+class Buckets:
+    """A histogram that every token passes through: counted here, and made Prometheus' own when it is read."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts, self._sum = [0] * (len(bounds) + 1), 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Take a value, as often as it came."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def cumulative(self) -> tuple[list[tuple[str, float]], float]:
+        """(upper bound, values up to it) of each bucket, and the sum of all values."""
+        bounds = [*map(str, self._bounds), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self._counts)), strict=True)), self._sum
+
+
 class Metrics:
-    """All metrics of one engine, set on the event loop. first, between: times to a request's first token, and from one
-    token to the next."""
+    """All metrics of one engine, set on the event loop. totals, between (seconds from token to token): of every token;
+    first: seconds to a request's first one."""
 
     def __init__(self, engine: AsyncLLM, model_name: str, *, vllm_names: bool) -> None:
-        self.totals = Totals()
+        self.totals, self.between = Totals(), Buckets(_BETWEEN_TOKENS)
         self._registry = CollectorRegistry()
         self._prefix = "vllm:" if vllm_names else "onewave:"
         self._labels = {"model_name": model_name, "engine": "0"}
+        self._registry.register(cast("Any", self))
         tokens = _one_two_five(engine.llm.max_model_len)
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens.")
-        self._generated = self._counter("generation_tokens", "Generated tokens.")
         self._ended = self._make(
             Counter, "request_success", "Requests that ended, by reason.", more=["finished_reason"]
         )
@@ -56,11 +76,25 @@ class Metrics:
         self._n = self._histogram("request_params_n", "n of a request.", (1, 2, 5, 10, 20))
         self._limit = self._histogram("request_params_max_tokens", "max_tokens of a request.", tokens)
         self.first = self._histogram("time_to_first_token_seconds", "Until the first token.", _FIRST_TOKEN)
-        self.between = self._histogram("inter_token_latency_seconds", "Between two tokens.", _BETWEEN_TOKENS)
         mean = "Between two tokens, the mean of a request."
         self._mean = self._histogram("request_time_per_output_token_seconds", mean, _BETWEEN_TOKENS)
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _WHOLE)
         self._decode = self._histogram("request_decode_time_seconds", "From the first token to the end.", _WHOLE)
+
+    def collect(self) -> Iterator[Metric]:
+        """What is counted here, as Prometheus' registry asks for it."""
+        names, values = list(self._labels), list(self._labels.values())
+        for name, what, value in (
+            ("prompt_tokens", "Prompt tokens.", self.totals.prompt_tokens),
+            ("generation_tokens", "Generated tokens.", self.totals.generated_tokens),
+        ):
+            counter = CounterMetricFamily(self._prefix + name, what, labels=names)
+            counter.add_metric(values, value)
+            yield counter
+        name, what = "inter_token_latency_seconds", "Between two tokens."
+        histogram = HistogramMetricFamily(self._prefix + name, what, labels=names)
+        histogram.add_metric(values, *self.between.cumulative())
+        yield histogram
 
     def watch(self, job: Job) -> RequestWatch:
         """Follow a request."""
@@ -73,15 +107,6 @@ class Metrics:
         """All of them in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def count(self, *, prompt_tokens: int = 0, generated_tokens: int = 0) -> None:
-        """Add tokens to the totals."""
-        self.totals = Totals(self.totals.prompt_tokens + prompt_tokens, self.totals.generated_tokens + generated_tokens)
-        self._prompt_tokens.inc(prompt_tokens)
-        self._generated.inc(generated_tokens)
-
-    def _counter(self, name: str, what: str) -> Counter:
-        return self._make(Counter, name, what)
-
     def _histogram(self, name: str, what: str, buckets: Sequence[float]) -> Histogram:
         return self._make(Histogram, name, what, buckets=tuple(buckets))
 
@@ -90,8 +115,13 @@ class Metrics:
         made = kind(self._prefix + name, what, labels, registry=self._registry, **options)
         return made if more else made.labels(**self._labels)
 
-    def note_end(self, result: RequestOutput) -> None:
-        """Take a request that has ended."""
+    def note_end(self, result: RequestOutput | None) -> None:
+        """Take a request that has ended; None: before its first token."""
+        if result is None or not result.finished:  # its client went, or a step failed
+            self._ended.labels(**self._labels, finished_reason="abort").inc(
+                1 if result is None else len(result.outputs)
+            )
+            return
         times = result.metrics
         self._of_prompt.observe(times.num_prompt_tokens)
         self._of_answer.observe(times.num_generation_tokens)
@@ -106,28 +136,38 @@ class Metrics:
 
 
 class RequestWatch:
-    """One request's way into the metrics."""
+    """One request's way into the metrics; `end` is called once, however it ends."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._num_tokens = 0
-        self._last: float | None = None
+        self._last = 0.0
+        self._begun: set[int] = set()
+        self._newest: RequestOutput | None = None
 
     def step(self, result: RequestOutput) -> None:
         """Take what a step brought."""
-        metrics, now = self._metrics, time.perf_counter()
-        new = result.metrics.num_generation_tokens - self._num_tokens
-        if new:
-            if self._last is None:
-                metrics.count(prompt_tokens=result.metrics.num_prompt_tokens)
-                if result.metrics.time_to_first_token is not None:
-                    metrics.first.observe(result.metrics.time_to_first_token)
-            else:
-                metrics.between.observe(now - self._last)
-            metrics.count(generated_tokens=new)
-            self._num_tokens, self._last = self._num_tokens + new, now
-        if result.finished:
-            metrics.note_end(result)
+        metrics, now, times = self._metrics, time.perf_counter(), result.metrics
+        new = times.num_generation_tokens - self._num_tokens
+        begun = sum(1 for output in result.outputs if output.token_ids and output.index not in self._begun)
+        if begun:
+            self._begun |= {output.index for output in result.outputs if output.token_ids}
+        later = new - begun
+        if self._newest is None:
+            metrics.totals.prompt_tokens += times.num_prompt_tokens
+            if times.time_to_first_token is not None:
+                metrics.first.observe(times.time_to_first_token)
+            if later > 0 and times.tokens_per_second:  # an answer that comes whole
+                metrics.between.add(len(result.outputs) / times.tokens_per_second, later)
+        elif later > 0:
+            # Samples of one request come side by side; a slow reader's step holds several tokens of each.
+            metrics.between.add((now - self._last) * min(1.0, len(result.outputs) / new), later)
+        metrics.totals.generated_tokens += new
+        self._num_tokens, self._last, self._newest = self._num_tokens + new, now, result
+
+    def end(self) -> None:
+        """Take the end, or that its caller left."""
+        self._metrics.note_end(self._newest)
 
 
 def _one_two_five(highest: int) -> list[float]:

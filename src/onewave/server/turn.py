@@ -50,23 +50,29 @@ async def steps(served: Served, turn: Turn) -> AsyncGenerator[Step]:
     watch = served.metrics.watch(turn.job)
     readers = [turn.make_reader() for _ in range(turn.job.params.n)]
     ended = [False] * len(readers)
-    async with aclosing(served.engine.run(turn.job, request_id=turn.request_id, delta=True)) as results:
-        async for result in results:
-            watch.step(result)
-            deltas: list[Delta] = []
-            for index, output in enumerate(result.outputs):
-                if not ended[index] and (output.token_ids or output.text or output.finish_reason):
-                    deltas.append(_read(output, readers[index]))
-                    ended[index] = output.finish_reason is not None
-            if deltas or result.finished:
-                yield Step(result, deltas)
+    try:
+        async with aclosing(served.engine.run(turn.job, request_id=turn.request_id, delta=True)) as results:
+            async for result in results:
+                watch.step(result)
+                deltas: list[Delta] = []
+                for index, output in enumerate(result.outputs):
+                    if not ended[index] and (output.token_ids or output.text or output.finish_reason):
+                        deltas.append(_read(output, readers[index]))
+                        ended[index] = output.finish_reason is not None
+                if deltas or result.finished:
+                    yield Step(result, deltas)
+    finally:
+        watch.end()
 
 
 async def whole(served: Served, turn: Turn) -> Step:
     """Run a turn and return all of it as one step. Raises as AsyncLLM.run."""
     watch = served.metrics.watch(turn.job)
-    result = await served.engine.complete(turn.job, request_id=turn.request_id)
-    watch.step(result)
+    try:
+        result = await served.engine.complete(turn.job, request_id=turn.request_id)
+        watch.step(result)
+    finally:
+        watch.end()
     return Step(result, [_read(output, turn.make_reader()) for output in result.outputs])
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 from onewave.engine.aio import AsyncLLM
@@ -46,10 +47,10 @@ class JsonLines(logging.Formatter):
 
 async def report(engine: AsyncLLM, metrics: Metrics) -> None:
     """Log a line every five seconds in which something ran, for as long as the task lives."""
-    before, at = metrics.totals, time.monotonic()
+    before, at = replace(metrics.totals), time.monotonic()
     while True:
         await asyncio.sleep(_SECONDS)
-        totals, now = metrics.totals, time.monotonic()
+        totals, now = replace(metrics.totals), time.monotonic()
         prompt, generated = (
             totals.prompt_tokens - before.prompt_tokens,
             totals.generated_tokens - before.generated_tokens,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,9 @@ def serve(served: Served, listening: socket.socket) -> None:
     """Serve on a bound socket until SIGTERM or Ctrl-C, then let what runs end, and free the model."""
     options = served.options
     set_up(as_json=options.log_json)
+    # The engine's thread waits so long for this one at most, where both have Python to run (5 ms by default: longer
+    # than many models' steps).
+    sys.setswitchinterval(0.0005)
     config = uvicorn.Config(
         make_app(served),
         http=Connection.with_limits(options),

@@ -1,0 +1,66 @@
+"""/metrics: what requests leave there, under either prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kit.serving import NAME, Serving, serve_in_thread, tiny_llm
+from onewave.engine.llm import LLM
+from onewave.server.options import ServeOptions
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with tiny_llm(tmp_path_factory.mktemp("tiny"), max_num_seqs=2) as model:
+        yield model
+
+
+def values(serving: Serving) -> dict[tuple[str, str], float]:
+    """Every sample by name and by its label beyond model and engine."""
+    found: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(httpx.get(serving.url + "/metrics").text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("model_name", None) == NAME
+            assert labels.pop("engine", None) == "0"
+            found[sample.name, next(iter(labels.values()), "")] = sample.value
+    return found
+
+
+@pytest.mark.parametrize("vllm", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_are_counted_under_vllm_s_names(llm: LLM, vllm: bool, stream: bool) -> None:
+    options = ServeOptions(model_names=(NAME,), vllm_metric_names=vllm)
+    prefix = "vllm:" if vllm else "onewave:"
+    body = {"prompt": "abcd", "max_tokens": 5, "ignore_eos": True, "n": 2}
+    with serve_in_thread(llm, options) as serving:
+        for _ in range(3):
+            if stream:
+                serving.events("/v1/completions", body)
+            else:
+                serving.post("/v1/completions", body)
+        found = values(serving)
+    expected = {
+        "prompt_tokens_total": 12, "generation_tokens_total": 30, "time_to_first_token_seconds_count": 3,
+        "inter_token_latency_seconds_count": 24, "e2e_request_latency_seconds_count": 3,
+        "request_generation_tokens_sum": 30, "request_prompt_tokens_count": 3, "request_params_n_sum": 6,
+        "request_params_max_tokens_sum": 15,
+    }  # fmt: skip
+    assert {name: found[prefix + name, ""] for name in expected} == expected
+    assert found[f"{prefix}request_success_total", "length"] == 6
+    assert found[f"{prefix}inter_token_latency_seconds_bucket", "+Inf"] == 24
+
+
+def test_a_request_whose_client_leaves_is_counted_as_aborted(llm: LLM, tmp_path: Path) -> None:
+    with serve_in_thread(llm, ServeOptions(model_names=(NAME,))) as serving:
+        body = {"prompt": "abcd", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", serving.url + "/v1/completions", json=body) as answer:
+            next(answer.iter_lines())
+        while not (ended := values(serving).get(("onewave:request_success_total", "abort"))):
+            pass
+        assert ended == 1
