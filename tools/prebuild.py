@@ -30,6 +30,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 
 from kit.no_device import DEVICE, pretended_device
+from onewave.base.cards import TILES
 from onewave.base.device import Device
 from onewave.base.weight_formats import COMPACT, ROUNDINGS
 from onewave.engine.load.first_load import launches_of_load
@@ -37,7 +38,7 @@ from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import load_program
 from onewave.gpu.launch import hash_in_order, launches_nowhere, without_collection
 from onewave.gpu.prebuilt import INDEX, Launch, archive_of, compiled_from, folder_of, key_of
-from onewave.models.config.read import builtin_config, builtin_models
+from onewave.models.config.read import builtin_config
 from onewave.ops.attention.call import AttentionCall, Extras, Packed
 from onewave.ops.attention.choose import choose
 from onewave.ops.attention.fp8 import launch as fp8_impl
@@ -46,9 +47,9 @@ from onewave.ops.attention.fp8.choose import choose as choose_fp8
 from onewave.ops.attention.hopper import launch as hopper_impl
 from onewave.ops.attention.hopper.plan import PAGE_SIZES
 from onewave.ops.attention.masks import Options
-from onewave.ops.linear.choose import GATED_COLUMNS, TILES, LinearCall, ProductChoice
+from onewave.ops.linear.choose import GATED_COLUMNS, LinearCall, ProductChoice
 from onewave.ops.linear.hopper import launch as linear_impl
-from programs import BATCHES, place_of
+from programs import BATCHES, MODELS, place_of
 
 TARGET = GPUTarget("cuda", 90, 32)
 # Where one program has all tiles, few tokens reach each way to deal them.
@@ -160,7 +161,7 @@ def _products(dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
 
 def _loads(count: int | None) -> Iterator[tuple[str, Launch]]:
     """What loading each built-in model launches, for so many sequences and in each format; of the first ones alone."""
-    for model, sequences, kept in islice(product(builtin_models(), BATCHES, _FORMATS), count):
+    for model, sequences, kept in islice(product(MODELS, BATCHES, _FORMATS), count):
         config, options = builtin_config(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=kept)
         program = load_program(place_of((model, sequences, kept.weight_bytes))[0])
         with pretended_device():

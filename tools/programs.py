@@ -17,17 +17,19 @@ from pathlib import Path
 from onewave.base.device import H200_SMS
 from onewave.base.weight_formats import WEIGHT_BYTES
 from onewave.engine.load.plan_cache import SHIPPED, save_program, shipped_path
-from onewave.models.config.read import builtin_config, builtin_models
+from onewave.models.config.read import builtin_config
 from onewave.models.llama_plan import plan_program, unsupported_because, workers_for
 
 BATCHES = (1, 8, 16)
+MODELS = ("llama-3.1-8b", "llama-3.2-1b", "qwen3-8b")
+"""Built-in models that one GPU holds."""
 Step = tuple[str, int, float]
 """A built-in model, a batch, and the bytes of a weight."""
 
 
 def steps() -> Iterator[Step]:
     """List the steps whose programs ship."""
-    for name, batch, width in product(builtin_models(), BATCHES, sorted(set(WEIGHT_BYTES.values()))):
+    for name, batch, width in product(MODELS, BATCHES, sorted(set(WEIGHT_BYTES.values()))):
         if unsupported_because(builtin_config(name), batch) is None:
             yield name, batch, width
 

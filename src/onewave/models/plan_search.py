@@ -134,7 +134,9 @@ def search_plans(
         except OnewaveError:
             refused += 1
             continue
-        front = sorted([*front, made], key=lambda each: each.seconds)[:_FRONT]
+        # As long as another one, to the bit: the change has no effect.
+        if all(made.seconds != each.seconds for each in front):
+            front = sorted([*front, made], key=lambda each: each.seconds)[:_FRONT]
         show(f"{count} tried, the best {front[0].seconds / first:.4f} of the wave's own, first {few} layers")
     found: list[FoundPlan] = []
     for each in front:

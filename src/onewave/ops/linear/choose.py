@@ -8,21 +8,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from onewave.base.cards import TILES, tile_us
 from onewave.ops.choice import Asked, Call, Choice, because, empty_on_meta
 
 _HALVES = (torch.bfloat16, torch.float16)
 _MAX_TILE_TOKENS = 64
 _MATMUL = "torch.nn.functional.linear"
 _ONE_ORDER = because("one chain of wgmma over K: a token's bits do not depend on the tokens beside it")
-# Warpgroups and columns of the tiles that gemm_kernel is chosen from.
-TILES = ((1, 32), (1, 64), (1, 128), (2, 64), (2, 128), (1, 192), (1, 256), (2, 192), (2, 256))
 GATED_COLUMNS = (64, 128, 256)
 """Of them those that can be halved between gates and the rest."""
 
 _SHARED_BYTES = 226 << 10
-# A step of 64 along K: at least this long, and this long a warpgroup's column; and a tile beside its steps. Fitted to
-# all tiles at 64 to 8,192 rows of eight matrices on an H200: the tile found is 0.3 % slower than the best on average.
-_STEP_US, _COLUMN_STEP_US, _TILE_US = 0.15, 0.001376, 1.5
 _ON_CPU = Choice("torch", "torch_impl", _MATMUL, (because("dense weights on a CPU"),))
 _ON_GPU = Choice(
     "torch", "torch_impl", _MATMUL, (because("several tokens: PyTorch's matmul (cuBLAS) is the better kernel"),)
@@ -163,17 +159,14 @@ def _product(
     tokens: int, rows: int, cols: int, widened: torch.dtype | None, sms: int, *, gated: bool = False
 ) -> ProductChoice:
     """The tile that is done first, by its rounds over all SMs."""
-    steps = -(-cols // 64)
 
     def blocks(tile: tuple[int, int]) -> tuple[int, int]:
         return -(-tokens // (64 * tile[0])), -(-rows // tile[1])
 
-    def us(tile: tuple[int, int]) -> float:
-        down, right = blocks(tile)
-        step = max(_STEP_US, tile[0] * tile[1] * _COLUMN_STEP_US)
-        return -(-down * right // sms) * (steps * step + _TILE_US)
-
-    tile = min((tile for tile in TILES if not gated or tile[1] in GATED_COLUMNS), key=us)
+    tile = min(
+        (tile for tile in TILES if not gated or tile[1] in GATED_COLUMNS),
+        key=lambda tile: tile_us(tile, tokens, rows, cols, sms=sms),
+    )
     down, right = blocks(tile)
     box = 64 if tokens > 32 else 32 if tokens > 16 else 16
     to_map = widened is None and rows % (16 if gated else 8) == 0

@@ -1,0 +1,79 @@
+"""GPUs by name: what profile predicts for one that is not at hand, and the time that a product's tiles take on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onewave.base.errors import InvalidArgumentError, shown
+
+TILES = ((1, 32), (1, 64), (1, 128), (2, 64), (2, 128), (1, 192), (1, 256), (2, 192), (2, 256))
+"""Warpgroups (64 rows each) and columns of a product's tiles, from which the Hopper product chooses."""
+# A step of 64 along K: at least this long, and this long a warpgroup's column; and a tile beside its steps. Fitted to
+# all tiles at 64 to 8,192 rows of eight matrices on an H200: the tile found is 0.3 % slower than the best on average.
+_STEP_US, _COLUMN_STEP_US, _TILE_US = 0.15, 0.001376, 1.5
+_H200_TFLOPS, _H200_SMS = 989.0, 132
+# Of the sheet's bandwidth: what streaming reads reached on an H200 (ledger/h200.jsonl:8).
+_READ_SHARE = 4650 / 4800
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU. sms: streaming multiprocessors. tflops: of dense 16-bit products with float32 sums, by its data sheet.
+    bandwidth: of device memory, GB/s, by its data sheet. l2_bytes: of its L2 cache. wave: whether a decode step runs as
+    one launch on it. source: the data sheet."""
+
+    name: str
+    sms: int
+    tflops: float
+    bandwidth: float
+    l2_bytes: int
+    source: str
+    wave: bool = False
+
+    @property
+    def read_bandwidth(self) -> float:
+        """Bytes/ns that a kernel can read."""
+        return self.bandwidth * _READ_SHARE
+
+    def product_us(self, tokens: int, rows: int, cols: int) -> float:
+        """Predict a product [tokens, cols] x [rows, cols]^T in 16 bits, by its tiles' rounds over all SMs and by the
+        bytes of its weights, microseconds."""
+        moved = 2 * (rows * cols + tokens * (rows + cols)) / self.read_bandwidth * 1e-3
+        speed = self.tflops / self.sms / (_H200_TFLOPS / _H200_SMS)
+        rounds = (tile_us(tile, tokens, rows, cols, sms=self.sms, speed=speed) for tile in TILES)
+        return max(min(rounds), moved + _TILE_US)
+
+
+def tile_us(
+    tile: tuple[int, int], tokens: int, rows: int, cols: int, *, sms: int = _H200_SMS, speed: float = 1.0
+) -> float:
+    """Predict the same product with tiles of tile[0] warpgroups and tile[1] columns, by its rounds over the SMs alone.
+
+    speed: of an SM's products, over that of an H200's.
+    """
+    rounds = -(-(-(-tokens // (64 * tile[0])) * -(-rows // tile[1])) // sms)
+    step = max(_STEP_US, tile[0] * tile[1] * _COLUMN_STEP_US) / speed
+    return rounds * (-(-cols // 64) * step + _TILE_US)
+
+
+CARDS = {
+    card.name: card
+    for card in (
+        Card("H200", _H200_SMS, _H200_TFLOPS, 4800, 50 << 20, "NVIDIA H200 datasheet", wave=True),
+        Card("H100", 132, 989, 3350, 50 << 20, "NVIDIA H100 SXM datasheet", wave=True),
+        Card("A100", 108, 312, 2039, 40 << 20, "NVIDIA A100 80GB SXM datasheet"),
+        Card("A40", 84, 149.7, 696, 6 << 20, "NVIDIA A40 datasheet"),
+        Card("RTX 4090", 128, 165.2, 1008, 72 << 20, "NVIDIA Ada architecture whitepaper"),
+        Card("RTX 3050", 20, 18.2, 224, 2 << 20, "NVIDIA Ampere GA10x whitepaper; 8 GB card"),
+    )
+}
+"""GPUs by name. RTX cards: products with float32 sums run at half of the 16-bit sums' rate."""
+
+
+def find_card(name: str) -> Card:
+    """Find a card by name, whatever its case, spaces and dashes. Raises InvalidArgumentError."""
+    plain = {known.replace(" ", "").lower(): card for known, card in CARDS.items()}
+    asked = name.replace(" ", "").replace("-", "").replace("_", "").lower()
+    if asked not in plain:
+        raise InvalidArgumentError("card", got=shown(name), allowed=", ".join(CARDS))
+    return plain[asked]

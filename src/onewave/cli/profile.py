@@ -1,0 +1,320 @@
+"""`onewave profile`: what bounds each part of a model's prompts and decode steps, predicted and, on a GPU, measured."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.cli import options
+from onewave.cli.bench.report import numbers, show_status
+from onewave.cli.output import amount, percent, show, table, write_file
+from onewave.cli.tiles.options import WeightFormat, weight_bytes_of
+
+if TYPE_CHECKING:
+    import torch
+    from rich.table import Table
+
+    from onewave.base.cards import Card
+    from onewave.bench.counters import Counters
+    from onewave.models.config.model_config import ModelConfig
+    from onewave.models.profile import Part, Verdict
+
+_STAIRS = tuple(range(64, 2049, 64))
+_FFN_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Row:
+    """One part with its predicted and measured seconds, counters, and a verdict by the measured time if there is one,
+    else the predicted."""
+
+    part: Part
+    predicted: float
+    measured: float | None
+    counters: Counters | None
+    verdict: Verdict
+
+    @property
+    def seconds(self) -> float:
+        """Measured, or predicted."""
+        return self.predicted if self.measured is None else self.measured
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON and CSV have it."""
+        part, found = self.part, self.counters
+        return {
+            "phase": part.phase,
+            "part": part.name,
+            "rows": part.rows,
+            "context": part.context,
+            "flops": part.flops,
+            "memory_bytes": part.memory_bytes,
+            "l2_bytes": part.l2_bytes,
+            "intensity": part.intensity,
+            "predicted_us": self.predicted * 1e6,
+            "measured_us": None if self.measured is None else self.measured * 1e6,
+            "compute_share": self.verdict.compute,
+            "memory_share": self.verdict.memory,
+            "counted_bytes": None if found is None else found.dram_bytes * part.count,
+            "l2_hit_rate": None if found is None else found.l2_hit_rate,
+            "bound": self.verdict.bound,
+            "reason": self.verdict.reason,
+        }
+
+
+def profile(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A built-in name, a config.json, or its directory.")],
+    card: Annotated[
+        str | None, typer.Option("--card", help="Predict for this GPU and measure nothing: H200, H100, A100, A40, ...")
+    ] = None,
+    tokens: Annotated[str, typer.Option("--tokens", help="Of prompts; several: 512,2048. 0: none.")] = "512,2048,8192",
+    batch_size: Annotated[str, typer.Option("--batch-size", help="Of decode steps; several: 1,8. 0: none.")] = "1,8",
+    context: Annotated[int, typer.Option("--context", min=0, help="Tokens in each cache of a decode step.")] = 512,
+    weight_format: WeightFormat = "compact",
+    counters: Annotated[
+        bool, typer.Option("--counters", help="Bytes of device memory and L2 hit rate of prompts' parts, by ncu.")
+    ] = False,
+    staircase: Annotated[
+        bool, typer.Option("--staircase", help="Also the time of the gate and up product over its rows.")
+    ] = False,
+    roofline: Annotated[Path | None, typer.Option("--roofline", metavar="SVG", help="Draw the roofline here.")] = None,
+    dispatch: Annotated[
+        Path | None, typer.Option("--dispatch", metavar="SVG", help="Draw which thread block ran where, and when.")
+    ] = None,
+    cluster: Annotated[int, typer.Option("--cluster", min=1, max=8, help="With --dispatch: blocks a cluster.")] = 1,
+    reps: Annotated[int, typer.Option("--reps", min=1, help="Measured repetitions.")] = 20,
+    as_csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows as CSV.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Say of each part of prompts and decode steps what it computes, moves and takes, and what bounds it.
+
+    On a GPU the parts are measured, beside the prediction; elsewhere, or with --card, they are predicted for the card
+    (default: H200). A prompt's parts are all layers' operators, each timed by itself; a decode step is the wave's, as
+    `bench wave` times it, its parts shared out by a trace. Example: profile llama-3.1-8b --card A100 --batch-size 1.
+    """
+    from onewave.base.cards import find_card
+    from onewave.models.config.read import find_config
+    from onewave.models.profile import DECODE, PREFILL, Predictor, parts, verdict
+
+    width = weight_bytes_of(weight_format)
+    config = find_config(model)
+    prompts = [count for count in numbers("--tokens", tokens) if count]
+    batches = [count for count in numbers("--batch-size", batch_size) if count]
+    gpu = None if card is not None else _gpu()
+    known = _card_of(gpu) if gpu is not None else find_card(card or "H200")
+    if gpu is None and (counters or dispatch is not None):
+        name = "--counters" if counters else "--dispatch"
+        raise UnsupportedError(name, got="no GPU" if card is None else f"--card {card}", allowed="on a CUDA GPU")
+    if cluster > 1 and dispatch is None:
+        raise InvalidArgumentError("--cluster", got=str(cluster), allowed="with --dispatch")
+    predictor = Predictor(config, known, width)
+    cases = [(PREFILL, rows, 0) for rows in prompts] + [(DECODE, rows, context) for rows in batches]
+    measured = {} if gpu is None else _measured(model, config, gpu, cases, weight_format, reps)
+    counted = _counted(model, prompts) if counters and prompts else {}
+    rows: list[Row] = []
+    for phase, count, before in cases:
+        show_status(f"predicting {phase} of {count}")
+        predicted = predictor.seconds(phase, count, before)
+        for part in parts(config, phase, count, before, weight_bytes=2 if phase == PREFILL else width):
+            seconds = measured.get((phase, count), {}).get(part.name)
+            guess = predicted.get(part.name, 0.0)
+            rows.append(
+                Row(part, guess, seconds, counted.get((count, part.name)) if phase == PREFILL else None,
+                    verdict(part, seconds or guess or 1e-9, known))
+            )  # fmt: skip
+    if roofline is not None:
+        from onewave.bench.profile.pictures import roofline as drawn
+
+        write_file("--roofline", roofline, drawn(known, [(row.part, row.seconds) for row in rows]).svg)
+    stairs = _stairs(config, known, gpu, reps) if staircase else []
+    told = _dispatched(gpu, dispatch, cluster) if gpu is not None and dispatch is not None else []
+    facts: dict[str, Any] = {
+        "model": model,
+        "card": known.name,
+        "measured": gpu is not None,
+        "rows": [row.facts() for row in rows],
+        "ffn": _ffn(config, known),
+        "staircase": stairs,
+    }
+    if as_csv is not None:
+        write_file("--csv", as_csv, _csv(facts["rows"]))
+    if as_json:
+        print(json.dumps(facts))
+        return
+    title = f"{model} on {known.name}, {'measured' if gpu is not None else 'PREDICTED, not measured'}"
+    extra = [_stairs_table(config, stairs)] if stairs else []
+    show(_table(title, rows), _ffn_table(facts["ffn"], known), *extra, *told)
+
+
+def _gpu() -> torch.device | None:
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    return torch.device("cuda", 0) if torch.cuda.is_available() else None
+
+
+def _card_of(gpu: torch.device) -> Card:
+    """The card by the GPU's name, with its own number of SMs."""
+    import torch
+
+    from onewave.base.cards import CARDS
+
+    found = torch.cuda.get_device_properties(gpu)
+    known = next((card for name, card in CARDS.items() if name in found.name), None)
+    if known is None:
+        raise UnsupportedError("profile", got=found.name, allowed=", ".join(CARDS), next="Use --card.")
+    return replace(known, sms=found.multi_processor_count)
+
+
+def _measured(
+    model: str,
+    config: ModelConfig,
+    gpu: torch.device,
+    cases: list[tuple[str, int, int]],
+    weight_format: str,
+    reps: int,
+) -> dict[tuple[str, int], dict[str, float]]:
+    import torch
+
+    from onewave.base.settings import Settings
+    from onewave.base.weight_formats import find_format
+    from onewave.bench.profile.measure import measure_decode, measure_prompt
+    from onewave.engine.load.options import LoadOptions
+    from onewave.engine.load.wave import load_streamed
+    from onewave.engine.wave_decode import unsuited
+    from onewave.models.profile import PREFILL
+    from onewave.weights.fetch.sources import builtin_names, resolve
+
+    torch.cuda.set_device(gpu)
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for phase, rows, context in cases:
+        show_status(f"measuring {phase} of {rows}")
+        if phase == PREFILL:
+            found[phase, rows] = measure_prompt(config, rows, gpu, reps=reps)
+        elif model in builtin_names() and unsuited(config, torch.bfloat16, gpu, rows) is None:
+            how = LoadOptions(
+                dtype=torch.bfloat16, device=gpu, max_num_seqs=rows, max_model_len=max(context + 1, 64),
+                load_format="dummy", weight_format=find_format(weight_format),
+            )  # fmt: skip
+            made = load_streamed(resolve(model, Settings.from_env(), load_format="dummy"), config, how)
+            found[phase, rows] = measure_decode(made, rows, context, reps=reps)
+            del made
+        torch.cuda.empty_cache()
+    return found
+
+
+def _counted(model: str, prompts: list[int]) -> dict[tuple[int, str], Counters]:
+    from onewave.bench.profile.counters import count_prompt
+
+    show_status("reading counters")
+    return count_prompt(model, prompts)
+
+
+def _ffn(config: ModelConfig, card: Card) -> list[dict[str, Any]]:
+    """The two products of the feed-forward block for 16 rows, by tiles of 64 and of 128 rows and columns."""
+    from onewave.base.cards import tile_us
+
+    found: list[dict[str, Any]] = []
+    hidden, inner = config.hidden_size, config.intermediate_size
+    for name, rows, cols in (("up", inner, hidden), ("down", hidden, inner)):
+        moved = 2 * rows * cols / card.read_bandwidth * 1e-3
+        for side, tile in ((64, (1, 64)), (128, (2, 128))):
+            tiles = -(-_FFN_ROWS // side) * -(-rows // side)
+            rounds = -(-tiles // card.sms)
+            sizes = {"product": name, "m": _FFN_ROWS, "n": rows, "k": cols, "tile": side}
+            counts = {"tiles": tiles, "waves": rounds, "sms_used": tiles / (rounds * card.sms)}
+            us = tile_us(tile, _FFN_ROWS, rows, cols, sms=card.sms)
+            found.append(sizes | counts | {"by_tiles_us": us, "by_bytes_us": moved})
+    return found
+
+
+def _stairs(config: ModelConfig, card: Card, gpu: torch.device | None, reps: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    rows, cols = 2 * config.intermediate_size, config.hidden_size
+    for tokens in _STAIRS:
+        measured = None
+        if gpu is not None:
+            import torch
+
+            from onewave.bench.clock import time_calls
+            from onewave.ops.linear import linear
+
+            x, weight = (torch.randn(n, cols, device=gpu, dtype=torch.bfloat16) for n in (tokens, rows))
+            with torch.inference_mode():
+                measured = time_calls([lambda x=x, weight=weight: linear(x, weight)], gpu, reps=reps).p50 * 1e6
+        found.append({"m": tokens, "predicted_us": card.product_us(tokens, rows, cols), "measured_us": measured})
+    return found
+
+
+def _dispatched(gpu: torch.device, file: Path, cluster: int) -> list[str]:
+    import torch
+
+    from onewave.bench.profile.dispatch import probe
+    from onewave.bench.profile.pictures import dispatch_picture
+
+    sms = torch.cuda.get_device_properties(gpu).multi_processor_count
+    blocks = 3 * sms // cluster * cluster
+    found = probe(gpu, blocks=blocks, cluster=cluster)
+    write_file("--dispatch", file, dispatch_picture(found).svg)
+    order = "in the order of their numbers" if found.in_order else "not in the order of their numbers"
+    first = ", ".join(map(str, found.sm[:8]))
+    return [f"{blocks} thread blocks in clusters of {cluster} began {order}; the first ran on SMs {first}; {file}"]
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [])
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _table(title: str, rows: list[Row]) -> Table:
+    sizes, times = ("rows", "GFLOP", "bytes", "FLOP/B"), ("predicted us", "measured us")
+    made = table(title, "part", *sizes, *times, "FLOPs", "bandwidth", "L2 hits", "bound")
+    for row in rows:
+        part, judged = row.part, row.verdict
+        made.add_row(
+            f"{part.phase} {part.name}",
+            str(part.rows),
+            f"{part.flops * 1e-9:,.2f}",
+            amount(part.memory_bytes),
+            f"{part.intensity:,.1f}",
+            f"{row.predicted * 1e6:,.1f}",
+            "" if row.measured is None else f"{row.measured * 1e6:,.1f}",
+            percent(judged.compute),
+            percent(judged.memory),
+            "" if row.counters is None else percent(row.counters.l2_hit_rate),
+            judged.bound,
+        )
+    return made
+
+
+def _ffn_table(found: list[dict[str, Any]], card: Card) -> Table:
+    title = f"feed-forward products of {_FFN_ROWS} rows by tile, on {card.sms} SMs"
+    made = table(title, "product", "M x N x K", "tile", "tiles", "waves", "SMs used", "by tiles us", "by bytes us")
+    for each in found:
+        made.add_row(
+            each["product"], f"{each['m']} x {each['n']} x {each['k']}", str(each["tile"]), str(each["tiles"]),
+            str(each["waves"]), percent(each["sms_used"]), f"{each['by_tiles_us']:.1f}", f"{each['by_bytes_us']:.1f}",
+        )  # fmt: skip
+    return made
+
+
+def _stairs_table(config: ModelConfig, stairs: list[dict[str, Any]]) -> Table:
+    size = f"{2 * config.intermediate_size} x {config.hidden_size}"
+    made = table(f"gate and up, {size}, over rows", "M", "predicted us", "measured us")
+    for stair in stairs:
+        measured = stair["measured_us"]
+        made.add_row(str(stair["m"]), f"{stair['predicted_us']:.1f}", "" if measured is None else f"{measured:.1f}")
+    return made

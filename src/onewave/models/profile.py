@@ -1,0 +1,194 @@
+"""What bounds each part of a model's prompts and decode steps: FLOPs, bytes, predicted time, verdict. Needs no torch.
+
+A row is one part of all layers together: the products qkv, o, gate_up (with SwiGLU) and down, the head of the tokens
+whose logits are wanted, attention, and the small operators between them (norms, rotation and append of keys and
+values). FLOPs count what the part computes, bytes what it has to read and write at least once, in 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from onewave.base.cards import Card
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.llama_plan import hand_offs, unsupported_because, workers_for
+from onewave.models.wave_prediction import WaveCosts, kept_costs, predict_step
+from onewave.tiles.sim.fit import stage_spans
+
+PREFILL, DECODE = "prefill", "decode"
+STEP = "step"
+"""The row of all parts together."""
+# Of a kernel in a CUDA graph that does next to nothing, microseconds.
+_KERNEL_US = 2.0
+# Attention of prompts on an H200 (docs/log, attention): share of the sheet's FLOPs while its tiles run, and a tile's
+# time beside its keys.
+_ATTENTION_SHARE, _ATTENTION_US = 0.76, 9.0
+_ATTENTION_ROWS = 128
+# Small operators between products, over the time of their bytes.
+_SMALL_OVER_BYTES = 1.6
+# A hand-off between thread blocks that is not hidden, where no wave was measured: microseconds.
+_HAND_OFF_US = 1.4
+# A part is bound by a ceiling that its time is this near to; else by latency.
+_NEAR = 0.6
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a pass of `rows` tokens (prefill) or sequences (decode).
+
+    context: tokens before them. products: (rows of the weights, columns), each `count` times. flops, memory_bytes: of
+    all layers, at least. l2_bytes: what thread blocks ask the L2 cache for, in products with tiles of 128 x 256.
+    """
+
+    phase: str
+    name: str
+    rows: int
+    context: int
+    count: int
+    flops: float
+    memory_bytes: float
+    l2_bytes: float
+    product: tuple[int, int] | None = None
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte of device memory."""
+        return self.flops / self.memory_bytes if self.memory_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Shares of the card's ceilings in a time, what bounds the part, and why."""
+
+    compute: float
+    memory: float
+    bound: str
+    reason: str
+
+
+def verdict(part: Part, seconds: float, card: Card) -> Verdict:
+    """Judge a part by the time that it takes."""
+    compute, memory = part.flops / (card.tflops * 1e12 * seconds), part.memory_bytes / (card.bandwidth * 1e9 * seconds)
+    ridge = card.tflops * 1e3 / card.bandwidth
+    side = f"{part.intensity:,.1f} FLOPs a byte, {card.name}'s ridge is {ridge:,.0f}"
+    if max(compute, memory) < _NEAR:
+        why = f"{compute:.0%} of its FLOPs and {memory:.0%} of its bandwidth: waits and tails; {side}"
+        return Verdict(compute, memory, "latency", why)
+    bound = "compute" if compute > memory else "memory"
+    return Verdict(compute, memory, bound, f"{max(compute, memory):.0%} of that ceiling; {side}")
+
+
+def parts(config: ModelConfig, phase: str, rows: int, context: int, *, weight_bytes: float = 2) -> list[Part]:
+    """List the parts of a pass, and the whole as STEP.
+
+    rows: tokens of one prompt, or sequences of a decode step. context: tokens before them, of each sequence.
+    weight_bytes: of a weight, as the pass reads it.
+    """
+    found = list(_parts(config, phase, rows, context, weight_bytes))
+    total = (sum(getattr(part, name) for part in found) for name in ("flops", "memory_bytes", "l2_bytes"))
+    return [*found, Part(phase, STEP, rows, context, 1, *total)]
+
+
+def _parts(config: ModelConfig, phase: str, rows: int, context: int, weight_bytes: float) -> Iterator[Part]:
+    hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_layers
+    width, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+    def product(name: str, height: int, cols: int, count: int, tokens: int, *, out: int | None = None) -> Part:
+        flops = 2.0 * tokens * height * cols
+        moved = weight_bytes * height * cols + 2.0 * tokens * (cols + (height if out is None else out))
+        asked = -(-tokens // 128) * height * cols * weight_bytes + -(-height // 256) * tokens * cols * 2.0
+        return Part(
+            phase, name, rows, context, count, count * flops, count * moved, count * max(asked, moved), (height, cols)
+        )
+
+    yield product("qkv", width + 2 * kv, hidden, layers, rows)
+    yield _attention(config, phase, rows, context)
+    yield product("o", hidden, width, layers, rows)
+    yield product("gate_up", 2 * inner, hidden, layers, rows, out=inner)
+    yield product("down", hidden, inner, layers, rows)
+    if phase == PREFILL:
+        # Two norms that read the stream and what is added, and write both; q, k and v turned, and k, v stored.
+        small = layers * rows * 2.0 * (2 * 4 * hidden + 2 * (width + 2 * kv))
+        yield Part(phase, "between", rows, context, layers, 0.0, small, small)
+    wanted = 1 if phase == PREFILL else rows
+    yield product("head", config.vocab_size, hidden, 1, wanted)
+
+
+def _attention(config: ModelConfig, phase: str, rows: int, context: int) -> Part:
+    flops = moved = asked = 0.0
+    width, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    sequences, queries = (1, rows) if phase == PREFILL else (rows, 1)
+    for window in config.layer_windows:
+        first = context + 1
+        last = context + queries
+        seen = [min(keys, window or keys) for keys in (first, last)]
+        pairs = queries * (seen[0] + seen[1]) / 2
+        keys = min(last, (window or last) + queries)
+        flops += 4.0 * sequences * pairs * width
+        moved += 2.0 * sequences * (2 * queries * width + 2 * keys * kv)
+        asked += 2.0 * sequences * (2 * queries * width + -(-queries // _ATTENTION_ROWS) * keys * width * 2)
+    return Part(phase, "attention", rows, context, config.num_layers, flops, moved, max(asked, moved))
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Predict parts of one model on one card. weight_bytes: of a weight in the wave's stream. costs: of the wave."""
+
+    config: ModelConfig
+    card: Card
+    weight_bytes: float = 2
+    costs: WaveCosts | None = None
+
+    def seconds(self, phase: str, rows: int, context: int) -> dict[str, float]:
+        """Predict the time of each part, by name, and of the STEP."""
+        if phase == DECODE:
+            return self._decode(rows, context)
+        found = {part.name: self._alone(part) for part in parts(self.config, phase, rows, context)[:-1]}
+        return found | {STEP: sum(found.values())}
+
+    def _alone(self, part: Part) -> float:
+        if part.name == "attention":
+            tokens, heads = part.rows, self.config.num_heads
+            rounds = -(-(-(-tokens // _ATTENTION_ROWS) * heads) // self.card.sms)
+            us = part.flops / (self.card.tflops * _ATTENTION_SHARE) * 1e-6
+            return (us + part.count * min(rounds, 4) * _ATTENTION_US) * 1e-6
+        if part.product is None:
+            return (
+                part.memory_bytes / self.card.read_bandwidth * 1e-3 * _SMALL_OVER_BYTES + part.count * 3 * _KERNEL_US
+            ) * 1e-6
+        tokens = 1 if part.name == "head" and part.phase == PREFILL else part.rows
+        return part.count * self.card.product_us(tokens, *part.product) * 1e-6
+
+    def _decode(self, rows: int, context: int) -> dict[str, float]:
+        config, card = self.config, self.card
+        listed = parts(config, DECODE, rows, context, weight_bytes=self.weight_bytes)
+        if not card.wave or unsupported_because(config, rows) is not None:
+            # Bytes at the card's bandwidth, and hand-offs between them.
+            hops = 5 * config.num_layers
+            if unsupported_because(config, rows) is None:
+                hops = hand_offs(config, batch=rows, context=context, weight_bytes=self.weight_bytes)
+            whole = listed[-1].memory_bytes / card.read_bandwidth * 1e-9 + hops * _HAND_OFF_US * 1e-6
+            return _shared_out(listed, whole)
+        costs = self.costs or kept_costs()
+        costs = replace(costs, memory_bandwidth=costs.memory_bandwidth * card.bandwidth / 4800)
+        blocks = workers_for(config, batch=rows, available=card.sms, weight_bytes=self.weight_bytes)
+        made = predict_step(config, costs, batch=rows, workers=blocks, weight_bytes=self.weight_bytes, context=context)
+        return stage_seconds(stage_spans(made), config, made.makespan * 1e-9)
+
+
+def stage_seconds(spans: dict[str, float], config: ModelConfig, whole: float) -> dict[str, float]:
+    """Turn a step's stages, in ns a layer, into seconds of each part, which add up to the whole."""
+    named = {"attend": "attention", "combine": "attention"}
+    found: dict[str, float] = {}
+    for stage, span in spans.items():
+        name = named.get(stage, stage)
+        found[name] = found.get(name, 0.0) + span * 1e-9 * (1 if stage == "head" else config.num_layers)
+    scale = whole / sum(found.values())
+    return {name: seconds * scale for name, seconds in found.items()} | {STEP: whole}
+
+
+def _shared_out(listed: list[Part], whole: float) -> dict[str, float]:
+    """Share a step's time out by the parts' bytes."""
+    total = listed[-1].memory_bytes
+    return {part.name: whole * part.memory_bytes / total for part in listed[:-1]} | {STEP: whole}

@@ -1,0 +1,61 @@
+"""Profiles: FLOPs, bytes, predictions and verdicts of prompts and decode steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from onewave.base.cards import CARDS, find_card
+from onewave.base.errors import InvalidArgumentError
+from onewave.models.config.read import builtin_config
+from onewave.models.profile import DECODE, PREFILL, STEP, Predictor, parts, verdict
+
+CONFIG = builtin_config("llama-3.1-8b")
+
+
+def test_flops_and_bytes_are_those_of_the_weights_and_the_keys() -> None:
+    listed = {part.name: part for part in parts(CONFIG, PREFILL, 512, 0)}
+    matrices = 32 * (6144 * 4096 + 4096 * 4096 + 3 * 14336 * 4096)
+    products = sum(listed[name].flops for name in ("qkv", "o", "gate_up", "down"))
+    assert products == 2 * 512 * matrices
+    assert listed["head"].flops == 2 * 128256 * 4096  # of the last token alone
+    assert listed["attention"].flops == 32 * 4 * 4096 * (512 * 513 / 2)
+    assert listed[STEP].flops == sum(part.flops for name, part in listed.items() if name != STEP)
+    step = {part.name: part for part in parts(CONFIG, DECODE, 8, 1024, weight_bytes=1.625)}
+    assert step["head"].flops == 2 * 8 * 128256 * 4096
+    assert step["qkv"].memory_bytes == pytest.approx(32 * 1.625 * 6144 * 4096, rel=0.02)
+    assert step["attention"].memory_bytes == pytest.approx(8 * 32 * 2 * 1025 * 8 * 128 * 2, rel=0.02)
+    windowed = replace(CONFIG, layer_windows=(256,) * 32)
+    [narrow] = [part for part in parts(windowed, DECODE, 8, 1024) if part.name == "attention"]
+    assert narrow.flops == 8 * 32 * 4 * 4096 * 256
+
+
+def test_a_part_is_bound_by_the_ceiling_that_it_is_near() -> None:
+    card = CARDS["H200"]
+    [product] = [part for part in parts(CONFIG, PREFILL, 2048, 0) if part.name == "gate_up"]
+    fast, slow = product.flops / (0.75 * 989e12), product.flops / (0.2 * 989e12)
+    assert verdict(product, fast, card).bound == "compute"
+    assert verdict(product, slow, card).bound == "latency"
+    [step] = [part for part in parts(CONFIG, DECODE, 1, 512) if part.name == STEP]
+    found = verdict(step, step.memory_bytes / (0.9 * 4800e9), card)
+    assert (found.bound, round(found.memory, 2)) == ("memory", 0.9)
+    assert "ridge is 206" in found.reason
+
+
+@pytest.mark.parametrize("name", list(CARDS))
+def test_every_card_gets_a_prediction_no_better_than_its_ceilings(name: str) -> None:
+    card, shallow = CARDS[name], replace(CONFIG, num_layers=2, layer_windows=(None, None))
+    predictor = Predictor(shallow, card, 2)
+    for phase, rows in ((PREFILL, 256), (DECODE, 2)):
+        listed, seconds = parts(shallow, phase, rows, 64), predictor.seconds(phase, rows, 64)
+        assert set(seconds) == {part.name for part in listed}
+        assert seconds[STEP] == pytest.approx(sum(seconds[part.name] for part in listed[:-1]))
+        judged = verdict(listed[-1], seconds[STEP], card)
+        assert 0.05 < max(judged.compute, judged.memory) < 1.0
+
+
+def test_cards_are_found_by_any_spelling_and_others_refused() -> None:
+    assert find_card("rtx-4090") is CARDS["RTX 4090"]
+    with pytest.raises(InvalidArgumentError, match="card: 'B200'; allowed: H200, H100"):
+        find_card("B200")
