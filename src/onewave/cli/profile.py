@@ -259,7 +259,7 @@ def _stairs(config: ModelConfig, card: Card, gpu: torch.device | None, reps: int
 def _dispatched(gpu: torch.device, file: Path, cluster: int) -> list[str]:
     import torch
 
-    from onewave.bench.profile.dispatch import probe
+    from onewave.bench.profile.dispatch_impl import probe
     from onewave.bench.profile.pictures import dispatch_picture
 
     sms = torch.cuda.get_device_properties(gpu).multi_processor_count

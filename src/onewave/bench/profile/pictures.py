@@ -12,7 +12,7 @@ from onewave.models.profile import Part
 from onewave.tiles.sim.pictures import COLOURS, Picture
 
 if TYPE_CHECKING:
-    from onewave.bench.profile.dispatch import Dispatch
+    from onewave.bench.profile.dispatch_impl import Dispatch
 
 _WIDTH, _HEIGHT, _LEFT, _BELOW = 720, 420, 64, 44
 
