@@ -33,7 +33,7 @@ app = group(
         "info": Listed("info:info", "Print a model's configuration, tensors and sizes."),
         "env": Listed("env:env", "Print versions, processor, GPUs and caches."),
         "warm": Listed("warm:warm", "Compile attention's kernels before their first call."),
-        "profile": Listed("profile:profile", "Say what bounds each part of a model's prompts and steps."),
+        "profile": Listed("bench.profile:profile", "Say what bounds each part of a model's prompts and steps."),
         "lab": Listed("lab:lab", "Open the tile lab in the browser."),
         "bench": Listed("bench.commands:bench", "Measure speed."),
         "tiles": Listed("tiles.commands:tiles", "Order, simulate, search, prove and lower tile graphs."),
