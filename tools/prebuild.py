@@ -30,8 +30,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 
 from kit.no_device import DEVICE, pretended_device
-from onewave.base.cards import TILES
 from onewave.base.device import Device
+from onewave.base.gpus import TILES
 from onewave.base.weight_formats import COMPACT, ROUNDINGS
 from onewave.engine.load.first_load import launches_of_load
 from onewave.engine.load.options import LoadOptions
@@ -65,7 +65,7 @@ _LIMITS = {"full": (None, None), "causal": (None, 0), "window": (1024, 0)}
 
 @cache  # a process that builds several asks as often
 def launches(loads: int | None = None) -> dict[str, Launch]:
-    """By name a launch of each kernel that comes compiled, of tensors that lie on no card; the first of those alike.
+    """By name a launch of each kernel that comes compiled, of tensors that lie on no GPU; the first of those alike.
 
     loads: how many models' loads are looked at; None for all.
     """

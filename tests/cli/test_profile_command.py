@@ -22,24 +22,24 @@ def test_the_rows_are_printed_and_written_as_csv_and_drawn(onewave, config, tmp_
     table, drawn = tmp_path / "rows.csv", tmp_path / "roofline.svg"
     sizes = ["--tokens", "64,256", "--batch-size", "1", "--staircase"]
     done = onewave(
-        "profile", str(config), "--card", "A40", *sizes, "--csv", str(table), "--roofline", str(drawn), "--json"
+        "profile", str(config), "--gpu", "A40", *sizes, "--csv", str(table), "--roofline", str(drawn), "--json"
     )
     assert (done.status, done.err) == (0, "")
     found = json.loads(done.out)
-    assert (found["card"], found["measured"]) == ("A40", False)
+    assert (found["gpu"], found["measured"]) == ("A40", False)
     assert len(found["rows"]) == 2 * 8 + 7
     assert [row["part"] for row in csv.DictReader(table.open())] == [row["part"] for row in found["rows"]]
     assert drawn.read_text().count("<circle") > len(found["rows"])
     assert [stair["m"] for stair in found["staircase"]][:2] == [64, 128]
     assert all(stair["measured_us"] is None for stair in found["staircase"])
-    assert "PREDICTED, not measured" in onewave("profile", str(config), "--card", "A40", "--tokens", "0").out
+    assert "PREDICTED, not measured" in onewave("profile", str(config), "--gpu", "A40", "--tokens", "0").out
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--card", "B200"], "card: 'B200'; allowed: H200"),
-        (["--card", "A40", "--counters"], "--counters: --card A40; allowed: on a CUDA GPU"),
+        (["--gpu", "B200"], "gpu: 'B200'; allowed: H200"),
+        (["--gpu", "A40", "--counters"], "--counters: --gpu A40; allowed: on a CUDA GPU"),
         (["--cluster", "2"], "--cluster: 2; allowed: with --dispatch"),
         (["--tokens", "x"], "--tokens"),
         (["--weight-format", "int3"], "--weight-format: 'int3'"),

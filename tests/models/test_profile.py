@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from onewave.base.cards import CARDS, find_card
 from onewave.base.errors import InvalidArgumentError
+from onewave.base.gpus import GPUS, find_gpu
 from onewave.models.config.read import builtin_config
 from onewave.models.profile import DECODE, PREFILL, STEP, Predictor, parts, verdict
 
@@ -32,30 +32,30 @@ def test_flops_and_bytes_are_those_of_the_weights_and_the_keys() -> None:
 
 
 def test_a_part_is_bound_by_the_ceiling_that_it_is_near() -> None:
-    card = CARDS["H200"]
+    gpu = GPUS["H200"]
     [product] = [part for part in parts(CONFIG, PREFILL, 2048, 0) if part.name == "gate_up"]
     fast, slow = product.flops / (0.75 * 989e12), product.flops / (0.2 * 989e12)
-    assert verdict(product, fast, card).bound == "compute"
-    assert verdict(product, slow, card).bound == "latency"
+    assert verdict(product, fast, gpu).bound == "compute"
+    assert verdict(product, slow, gpu).bound == "latency"
     [step] = [part for part in parts(CONFIG, DECODE, 1, 512) if part.name == STEP]
-    found = verdict(step, step.memory_bytes / (0.9 * 4800e9), card)
+    found = verdict(step, step.memory_bytes / (0.9 * 4800e9), gpu)
     assert (found.bound, round(found.memory, 2)) == ("memory", 0.9)
     assert "ridge is 206" in found.reason
 
 
-@pytest.mark.parametrize("name", list(CARDS))
+@pytest.mark.parametrize("name", list(GPUS))
 def test_every_card_gets_a_prediction_no_better_than_its_ceilings(name: str) -> None:
-    card, shallow = CARDS[name], replace(CONFIG, num_layers=2, layer_windows=(None, None))
-    predictor = Predictor(shallow, card, 2)
+    gpu, shallow = GPUS[name], replace(CONFIG, num_layers=2, layer_windows=(None, None))
+    predictor = Predictor(shallow, gpu, 2)
     for phase, rows in ((PREFILL, 256), (DECODE, 2)):
         listed, seconds = parts(shallow, phase, rows, 64), predictor.seconds(phase, rows, 64)
         assert set(seconds) == {part.name for part in listed}
         assert seconds[STEP] == pytest.approx(sum(seconds[part.name] for part in listed[:-1]))
-        judged = verdict(listed[-1], seconds[STEP], card)
+        judged = verdict(listed[-1], seconds[STEP], gpu)
         assert 0.05 < max(judged.compute, judged.memory) < 1.0
 
 
 def test_cards_are_found_by_any_spelling_and_others_refused() -> None:
-    assert find_card("rtx-4090") is CARDS["RTX 4090"]
-    with pytest.raises(InvalidArgumentError, match="card: 'B200'; allowed: H200, H100"):
-        find_card("B200")
+    assert find_gpu("rtx-4090") is GPUS["RTX 4090"]
+    with pytest.raises(InvalidArgumentError, match="gpu: 'B200'; allowed: H200, H100"):
+        find_gpu("B200")

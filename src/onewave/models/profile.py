@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from onewave.base.cards import Card
+from onewave.base.gpus import GPU
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama_plan import hand_offs, unsupported_because, workers_for
 from onewave.models.wave_prediction import WaveCosts, kept_costs, predict_step
@@ -59,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Shares of the card's ceilings in a time, what bounds the part, and why."""
+    """Shares of the GPU's ceilings in a time, what bounds the part, and why."""
 
     compute: float
     memory: float
@@ -67,11 +67,11 @@ class Verdict:
     reason: str
 
 
-def verdict(part: Part, seconds: float, card: Card) -> Verdict:
+def verdict(part: Part, seconds: float, gpu: GPU) -> Verdict:
     """Judge a part by the time that it takes."""
-    compute, memory = part.flops / (card.tflops * 1e12 * seconds), part.memory_bytes / (card.bandwidth * 1e9 * seconds)
-    ridge = card.tflops * 1e3 / card.bandwidth
-    side = f"{part.intensity:,.1f} FLOPs a byte, {card.name}'s ridge is {ridge:,.0f}"
+    compute, memory = part.flops / (gpu.tflops * 1e12 * seconds), part.memory_bytes / (gpu.bandwidth * 1e9 * seconds)
+    ridge = gpu.tflops * 1e3 / gpu.bandwidth
+    side = f"{part.intensity:,.1f} FLOPs a byte, {gpu.name}'s ridge is {ridge:,.0f}"
     if max(compute, memory) < _NEAR:
         why = f"{compute:.0%} of its FLOPs and {memory:.0%} of its bandwidth: waits and tails; {side}"
         return Verdict(compute, memory, "latency", why)
@@ -133,10 +133,10 @@ def _attention(config: ModelConfig, phase: str, rows: int, context: int) -> Part
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predict parts of one model on one card. weight_bytes: of a weight in the wave's stream. costs: of the wave."""
+    """Predict parts of one model on one GPU. weight_bytes: of a weight in the wave's stream. costs: of the wave."""
 
     config: ModelConfig
-    card: Card
+    gpu: GPU
     weight_bytes: float = 2
     costs: WaveCosts | None = None
 
@@ -150,29 +150,29 @@ class Predictor:
     def _alone(self, part: Part) -> float:
         if part.name == "attention":
             tokens, heads = part.rows, self.config.num_heads
-            rounds = -(-(-(-tokens // _ATTENTION_ROWS) * heads) // self.card.sms)
-            us = part.flops / (self.card.tflops * _ATTENTION_SHARE) * 1e-6
+            rounds = -(-(-(-tokens // _ATTENTION_ROWS) * heads) // self.gpu.sms)
+            us = part.flops / (self.gpu.tflops * _ATTENTION_SHARE) * 1e-6
             return (us + part.count * min(rounds, 4) * _ATTENTION_US) * 1e-6
         if part.product is None:
             return (
-                part.memory_bytes / self.card.read_bandwidth * 1e-3 * _SMALL_OVER_BYTES + part.count * 3 * _KERNEL_US
+                part.memory_bytes / self.gpu.read_bandwidth * 1e-3 * _SMALL_OVER_BYTES + part.count * 3 * _KERNEL_US
             ) * 1e-6
         tokens = 1 if part.name == "head" and part.phase == PREFILL else part.rows
-        return part.count * self.card.product_us(tokens, *part.product) * 1e-6
+        return part.count * self.gpu.product_us(tokens, *part.product) * 1e-6
 
     def _decode(self, rows: int, context: int) -> dict[str, float]:
-        config, card = self.config, self.card
+        config, gpu = self.config, self.gpu
         listed = parts(config, DECODE, rows, context, weight_bytes=self.weight_bytes)
-        if not card.wave or unsupported_because(config, rows) is not None:
-            # Bytes at the card's bandwidth, and hand-offs between them.
+        if not gpu.wave or unsupported_because(config, rows) is not None:
+            # Bytes at the GPU's bandwidth, and hand-offs between them.
             hops = 5 * config.num_layers
             if unsupported_because(config, rows) is None:
                 hops = hand_offs(config, batch=rows, context=context, weight_bytes=self.weight_bytes)
-            whole = listed[-1].memory_bytes / card.read_bandwidth * 1e-9 + hops * _HAND_OFF_US * 1e-6
+            whole = listed[-1].memory_bytes / gpu.read_bandwidth * 1e-9 + hops * _HAND_OFF_US * 1e-6
             return _shared_out(listed, whole)
         costs = self.costs or kept_costs()
-        costs = replace(costs, memory_bandwidth=costs.memory_bandwidth * card.bandwidth / 4800)
-        blocks = workers_for(config, batch=rows, available=card.sms, weight_bytes=self.weight_bytes)
+        costs = replace(costs, memory_bandwidth=costs.memory_bandwidth * gpu.bandwidth / 4800)
+        blocks = workers_for(config, batch=rows, available=gpu.sms, weight_bytes=self.weight_bytes)
         made = predict_step(config, costs, batch=rows, workers=blocks, weight_bytes=self.weight_bytes, context=context)
         return stage_seconds(stage_spans(made), config, made.makespan * 1e-9)
 

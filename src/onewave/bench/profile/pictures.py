@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from onewave.base.cards import Card
+from onewave.base.gpus import GPU
 from onewave.models.profile import Part
 from onewave.tiles.sim.pictures import COLOURS, Picture
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 _WIDTH, _HEIGHT, _LEFT, _BELOW = 720, 420, 64, 44
 
 
-def roofline(card: Card, points: Sequence[tuple[Part, float]]) -> Picture:
-    """Draw a card's ceilings, and each part at its intensity and the FLOP/s of its time, both axes logarithmic.
+def roofline(gpu: GPU, points: Sequence[tuple[Part, float]]) -> Picture:
+    """Draw a GPU's ceilings, and each part at its intensity and the FLOP/s of its time, both axes logarithmic.
 
     points: parts with their seconds; those without FLOPs or bytes are left out.
     """
     shown = [(part, seconds) for part, seconds in points if part.flops and part.memory_bytes and seconds > 0]
     low, high = -1.0, 4.0
-    floor, top = 9.0, math.log10(card.tflops * 1e12) + 0.3
+    floor, top = 9.0, math.log10(gpu.tflops * 1e12) + 0.3
 
     def x(intensity: float) -> float:
         return _LEFT + (math.log10(intensity) - low) / (high - low) * (_WIDTH - _LEFT - 16)
@@ -32,15 +32,15 @@ def roofline(card: Card, points: Sequence[tuple[Part, float]]) -> Picture:
     def y(rate: float) -> float:
         return _HEIGHT - _BELOW - (math.log10(rate) - floor) / (top - floor) * (_HEIGHT - _BELOW - 16)
 
-    ridge = card.tflops * 1e3 / card.bandwidth
-    roof = [(10**low, card.bandwidth * 1e9 * 10**low), (ridge, card.tflops * 1e12), (10**high, card.tflops * 1e12)]
-    out = [_head(f"roofline of {card.name}")]
+    ridge = gpu.tflops * 1e3 / gpu.bandwidth
+    roof = [(10**low, gpu.bandwidth * 1e9 * 10**low), (ridge, gpu.tflops * 1e12), (10**high, gpu.tflops * 1e12)]
+    out = [_head(f"roofline of {gpu.name}")]
     for power in range(int(low), int(high) + 1):
         out.append(_tick(x(10**power), _HEIGHT - _BELOW + 16, f"{10.0**power:g}", "middle"))
     for power in range(int(floor), int(top) + 1):
         out.append(_tick(_LEFT - 6, y(10**power) + 4, f"{10.0 ** (power - 12):g}", "end"))
     out.append(_tick((_WIDTH + _LEFT) / 2, _HEIGHT - 6, "FLOPs a byte of device memory", "middle"))
-    out.append(_tick(_LEFT, 12, f"TFLOP/s; {card.name}: {card.tflops:g} TFLOP/s, {card.bandwidth:,} GB/s", "start"))
+    out.append(_tick(_LEFT, 12, f"TFLOP/s; {gpu.name}: {gpu.tflops:g} TFLOP/s, {gpu.bandwidth:,} GB/s", "start"))
     line = " ".join(f"{x(at):.1f},{y(rate):.1f}" for at, rate in roof)
     out.append(f'<polyline points="{line}" fill="none" stroke="currentColor" stroke-width="1.5"/>')
     names = list(dict.fromkeys(part.name for part, _ in shown))

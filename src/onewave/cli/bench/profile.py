@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from rich.table import Table
 
-    from onewave.base.cards import Card
+    from onewave.base.gpus import GPU
     from onewave.bench.counters import Counters
     from onewave.models.config.model_config import ModelConfig
     from onewave.models.profile import Part, Verdict
@@ -71,8 +71,8 @@ class Row:
 
 def profile(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A built-in name, a config.json, or its directory.")],
-    card: Annotated[
-        str | None, typer.Option("--card", help="Predict for this GPU and measure nothing: H200, H100, A100, A40, ...")
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="Predict for this GPU and measure nothing: H200, H100, A100, A40, ...")
     ] = None,
     tokens: Annotated[str, typer.Option("--tokens", help="Of prompts; several: 512,2048. 0: none.")] = "512,2048,8192",
     batch_size: Annotated[str, typer.Option("--batch-size", help="Of decode steps; several: 1,8. 0: none.")] = "1,8",
@@ -95,11 +95,11 @@ def profile(
 ) -> None:
     """Say of each part of prompts and decode steps what it computes, moves and takes, and what bounds it.
 
-    On a GPU the parts are measured, beside the prediction; elsewhere, or with --card, they are predicted for the card
+    On a GPU the parts are measured, beside the prediction; elsewhere, or with --gpu, they are predicted for that GPU
     (default: H200). A prompt's parts are all layers' operators, each timed by itself; a decode step is the wave's, as
-    `bench wave` times it, its parts shared out by a trace. Example: profile llama-3.1-8b --card A100 --batch-size 1.
+    `bench wave` times it, its parts shared out by a trace. Example: profile llama-3.1-8b --gpu A100 --batch-size 1.
     """
-    from onewave.base.cards import find_card
+    from onewave.base.gpus import find_gpu
     from onewave.models.config.read import find_config
     from onewave.models.profile import DECODE, PREFILL, Predictor, parts, verdict
 
@@ -107,16 +107,16 @@ def profile(
     config = find_config(model)
     prompts = [count for count in numbers("--tokens", tokens) if count]
     batches = [count for count in numbers("--batch-size", batch_size) if count]
-    gpu = None if card is not None else _gpu()
-    known = _card_of(gpu) if gpu is not None else find_card(card or "H200")
-    if gpu is None and (counters or dispatch is not None):
+    device = None if gpu is not None else _device()
+    known = _known_gpu(device) if device is not None else find_gpu(gpu or "H200")
+    if device is None and (counters or dispatch is not None):
         name = "--counters" if counters else "--dispatch"
-        raise UnsupportedError(name, got="no GPU" if card is None else f"--card {card}", allowed="on a CUDA GPU")
+        raise UnsupportedError(name, got="no GPU" if gpu is None else f"--gpu {gpu}", allowed="on a CUDA GPU")
     if cluster > 1 and dispatch is None:
         raise InvalidArgumentError("--cluster", got=str(cluster), allowed="with --dispatch")
     predictor = Predictor(config, known, width)
     cases = [(PREFILL, rows, 0) for rows in prompts] + [(DECODE, rows, context) for rows in batches]
-    measured = {} if gpu is None else _measured(model, config, gpu, cases, weight_format, reps)
+    measured = {} if device is None else _measured(model, config, device, cases, weight_format, reps)
     counted = _counted(model, prompts) if counters and prompts else {}
     rows: list[Row] = []
     for phase, count, before in cases:
@@ -133,12 +133,12 @@ def profile(
         from onewave.bench.profile.pictures import roofline as drawn
 
         write_file("--roofline", roofline, drawn(known, [(row.part, row.seconds) for row in rows]).svg)
-    stairs = _stairs(config, known, gpu, reps) if staircase else []
-    told = _dispatched(gpu, dispatch, cluster) if gpu is not None and dispatch is not None else []
+    stairs = _stairs(config, known, device, reps) if staircase else []
+    told = _dispatched(device, dispatch, cluster) if device is not None and dispatch is not None else []
     facts: dict[str, Any] = {
         "model": model,
-        "card": known.name,
-        "measured": gpu is not None,
+        "gpu": known.name,
+        "measured": device is not None,
         "rows": [row.facts() for row in rows],
         "ffn": _ffn(config, known),
         "staircase": stairs,
@@ -148,12 +148,12 @@ def profile(
     if as_json:
         print(json.dumps(facts))
         return
-    title = f"{model} on {known.name}, {'measured' if gpu is not None else 'PREDICTED, not measured'}"
+    title = f"{model} on {known.name}, {'measured' if device is not None else 'PREDICTED, not measured'}"
     extra = [_stairs_table(config, stairs)] if stairs else []
     show(_table(title, rows), _ffn_table(facts["ffn"], known), *extra, *told)
 
 
-def _gpu() -> torch.device | None:
+def _device() -> torch.device | None:
     import importlib.util
 
     if importlib.util.find_spec("torch") is None:
@@ -163,23 +163,23 @@ def _gpu() -> torch.device | None:
     return torch.device("cuda", 0) if torch.cuda.is_available() else None
 
 
-def _card_of(gpu: torch.device) -> Card:
-    """The card by the GPU's name, with its own number of SMs."""
+def _known_gpu(device: torch.device) -> GPU:
+    """What is known of the GPU, with its own number of SMs."""
     import torch
 
-    from onewave.base.cards import CARDS
+    from onewave.base.gpus import GPUS
 
-    found = torch.cuda.get_device_properties(gpu)
-    known = next((card for name, card in CARDS.items() if name in found.name), None)
+    found = torch.cuda.get_device_properties(device)
+    known = next((gpu for name, gpu in GPUS.items() if name in found.name), None)
     if known is None:
-        raise UnsupportedError("profile", got=found.name, allowed=", ".join(CARDS), next="Use --card.")
+        raise UnsupportedError("profile", got=found.name, allowed=", ".join(GPUS), next="Use --gpu.")
     return replace(known, sms=found.multi_processor_count)
 
 
 def _measured(
     model: str,
     config: ModelConfig,
-    gpu: torch.device,
+    device: torch.device,
     cases: list[tuple[str, int, int]],
     weight_format: str,
     reps: int,
@@ -195,15 +195,15 @@ def _measured(
     from onewave.models.profile import PREFILL
     from onewave.weights.fetch.sources import builtin_names, resolve
 
-    torch.cuda.set_device(gpu)
+    torch.cuda.set_device(device)
     found: dict[tuple[str, int], dict[str, float]] = {}
     for phase, rows, context in cases:
         show_status(f"measuring {phase} of {rows}")
         if phase == PREFILL:
-            found[phase, rows] = measure_prompt(config, rows, gpu, reps=reps)
-        elif model in builtin_names() and unsuited(config, torch.bfloat16, gpu, rows) is None:
+            found[phase, rows] = measure_prompt(config, rows, device, reps=reps)
+        elif model in builtin_names() and unsuited(config, torch.bfloat16, device, rows) is None:
             how = LoadOptions(
-                dtype=torch.bfloat16, device=gpu, max_num_seqs=rows, max_model_len=max(context + 1, 64),
+                dtype=torch.bfloat16, device=device, max_num_seqs=rows, max_model_len=max(context + 1, 64),
                 load_format="dummy", weight_format=find_format(weight_format),
             )  # fmt: skip
             made = load_streamed(resolve(model, Settings.from_env(), load_format="dummy"), config, how)
@@ -220,51 +220,51 @@ def _counted(model: str, prompts: list[int]) -> dict[tuple[int, str], Counters]:
     return count_prompt(model, prompts)
 
 
-def _ffn(config: ModelConfig, card: Card) -> list[dict[str, Any]]:
+def _ffn(config: ModelConfig, gpu: GPU) -> list[dict[str, Any]]:
     """The two products of the feed-forward block for 16 rows, by tiles of 64 and of 128 rows and columns."""
-    from onewave.base.cards import tile_us
+    from onewave.base.gpus import tile_us
 
     found: list[dict[str, Any]] = []
     hidden, inner = config.hidden_size, config.intermediate_size
     for name, rows, cols in (("up", inner, hidden), ("down", hidden, inner)):
-        moved = 2 * rows * cols / card.read_bandwidth * 1e-3
+        moved = 2 * rows * cols / gpu.read_bandwidth * 1e-3
         for side, tile in ((64, (1, 64)), (128, (2, 128))):
             tiles = -(-_FFN_ROWS // side) * -(-rows // side)
-            rounds = -(-tiles // card.sms)
+            rounds = -(-tiles // gpu.sms)
             sizes = {"product": name, "m": _FFN_ROWS, "n": rows, "k": cols, "tile": side}
-            counts = {"tiles": tiles, "waves": rounds, "sms_used": tiles / (rounds * card.sms)}
-            us = tile_us(tile, _FFN_ROWS, rows, cols, sms=card.sms)
+            counts = {"tiles": tiles, "waves": rounds, "sms_used": tiles / (rounds * gpu.sms)}
+            us = tile_us(tile, _FFN_ROWS, rows, cols, sms=gpu.sms)
             found.append(sizes | counts | {"by_tiles_us": us, "by_bytes_us": moved})
     return found
 
 
-def _stairs(config: ModelConfig, card: Card, gpu: torch.device | None, reps: int) -> list[dict[str, Any]]:
+def _stairs(config: ModelConfig, gpu: GPU, device: torch.device | None, reps: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     rows, cols = 2 * config.intermediate_size, config.hidden_size
     for tokens in _STAIRS:
         measured = None
-        if gpu is not None:
+        if device is not None:
             import torch
 
             from onewave.bench.clock import time_calls
             from onewave.ops.linear import linear
 
-            x, weight = (torch.randn(n, cols, device=gpu, dtype=torch.bfloat16) for n in (tokens, rows))
+            x, weight = (torch.randn(n, cols, device=device, dtype=torch.bfloat16) for n in (tokens, rows))
             with torch.inference_mode():
-                measured = time_calls([lambda x=x, weight=weight: linear(x, weight)], gpu, reps=reps).p50 * 1e6
-        found.append({"m": tokens, "predicted_us": card.product_us(tokens, rows, cols), "measured_us": measured})
+                measured = time_calls([lambda x=x, weight=weight: linear(x, weight)], device, reps=reps).p50 * 1e6
+        found.append({"m": tokens, "predicted_us": gpu.product_us(tokens, rows, cols), "measured_us": measured})
     return found
 
 
-def _dispatched(gpu: torch.device, file: Path, cluster: int) -> list[str]:
+def _dispatched(device: torch.device, file: Path, cluster: int) -> list[str]:
     import torch
 
     from onewave.bench.profile.dispatch_impl import probe
     from onewave.bench.profile.pictures import dispatch_picture
 
-    sms = torch.cuda.get_device_properties(gpu).multi_processor_count
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
     blocks = 3 * sms // cluster * cluster
-    found = probe(gpu, blocks=blocks, cluster=cluster)
+    found = probe(device, blocks=blocks, cluster=cluster)
     write_file("--dispatch", file, dispatch_picture(found).svg)
     order = "in the order of their numbers" if found.in_order else "not in the order of their numbers"
     first = ", ".join(map(str, found.sm[:8]))
@@ -300,8 +300,8 @@ def _table(title: str, rows: list[Row]) -> Table:
     return made
 
 
-def _ffn_table(found: list[dict[str, Any]], card: Card) -> Table:
-    title = f"feed-forward products of {_FFN_ROWS} rows by tile, on {card.sms} SMs"
+def _ffn_table(found: list[dict[str, Any]], gpu: GPU) -> Table:
+    title = f"feed-forward products of {_FFN_ROWS} rows by tile, on {gpu.sms} SMs"
     made = table(title, "product", "M x N x K", "tile", "tiles", "waves", "SMs used", "by tiles us", "by bytes us")
     for each in found:
         made.add_row(

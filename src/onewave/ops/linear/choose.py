@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from onewave.base.cards import TILES, tile_us
+from onewave.base.gpus import TILES, tile_us
 from onewave.ops.choice import Asked, Call, Choice, because, empty_on_meta
 
 _HALVES = (torch.bfloat16, torch.float16)

@@ -17,7 +17,7 @@ _READ_SHARE = 4650 / 4800
 
 
 @dataclass(frozen=True)
-class Card:
+class GPU:
     """A GPU. sms: streaming multiprocessors. tflops: of dense 16-bit products with float32 sums, by its data sheet.
     bandwidth: of device memory, GB/s, by its data sheet. l2_bytes: of its L2 cache. wave: whether a decode step runs as
     one launch on it. source: the data sheet."""
@@ -56,24 +56,24 @@ def tile_us(
     return rounds * (-(-cols // 64) * step + _TILE_US)
 
 
-CARDS = {
-    card.name: card
-    for card in (
-        Card("H200", _H200_SMS, _H200_TFLOPS, 4800, 50 << 20, "NVIDIA H200 datasheet", wave=True),
-        Card("H100", 132, 989, 3350, 50 << 20, "NVIDIA H100 SXM datasheet", wave=True),
-        Card("A100", 108, 312, 2039, 40 << 20, "NVIDIA A100 80GB SXM datasheet"),
-        Card("A40", 84, 149.7, 696, 6 << 20, "NVIDIA A40 datasheet"),
-        Card("RTX 4090", 128, 165.2, 1008, 72 << 20, "NVIDIA Ada architecture whitepaper"),
-        Card("RTX 3050", 20, 18.2, 224, 2 << 20, "NVIDIA Ampere GA10x whitepaper; 8 GB card"),
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        GPU("H200", _H200_SMS, _H200_TFLOPS, 4800, 50 << 20, "NVIDIA H200 datasheet", wave=True),
+        GPU("H100", 132, 989, 3350, 50 << 20, "NVIDIA H100 SXM datasheet", wave=True),
+        GPU("A100", 108, 312, 2039, 40 << 20, "NVIDIA A100 80GB SXM datasheet"),
+        GPU("A40", 84, 149.7, 696, 6 << 20, "NVIDIA A40 datasheet"),
+        GPU("RTX 4090", 128, 165.2, 1008, 72 << 20, "NVIDIA Ada architecture whitepaper"),
+        GPU("RTX 3050", 20, 18.2, 224, 2 << 20, "NVIDIA Ampere GA10x whitepaper; 8 GB"),
     )
 }
-"""GPUs by name. RTX cards: products with float32 sums run at half of the 16-bit sums' rate."""
+"""GPUs by name. RTX GPUs: products with float32 sums run at half of the 16-bit sums' rate."""
 
 
-def find_card(name: str) -> Card:
-    """Find a card by name, whatever its case, spaces and dashes. Raises InvalidArgumentError."""
-    plain = {known.replace(" ", "").lower(): card for known, card in CARDS.items()}
+def find_gpu(name: str) -> GPU:
+    """Find a GPU by name, whatever its case, spaces and dashes. Raises InvalidArgumentError."""
+    plain = {known.replace(" ", "").lower(): gpu for known, gpu in GPUS.items()}
     asked = name.replace(" ", "").replace("-", "").replace("_", "").lower()
     if asked not in plain:
-        raise InvalidArgumentError("card", got=shown(name), allowed=", ".join(CARDS))
+        raise InvalidArgumentError("gpu", got=shown(name), allowed=", ".join(GPUS))
     return plain[asked]
