@@ -44,7 +44,7 @@ def test_a_part_is_bound_by_the_ceiling_that_it_is_near() -> None:
 
 
 @pytest.mark.parametrize("name", list(GPUS))
-def test_every_card_gets_a_prediction_no_better_than_its_ceilings(name: str) -> None:
+def test_every_gpu_gets_a_prediction_no_better_than_its_ceilings(name: str) -> None:
     gpu, shallow = GPUS[name], replace(CONFIG, num_layers=2, layer_windows=(None, None))
     predictor = Predictor(shallow, gpu, 2)
     for phase, rows in ((PREFILL, 256), (DECODE, 2)):
@@ -55,7 +55,7 @@ def test_every_card_gets_a_prediction_no_better_than_its_ceilings(name: str) -> 
         assert 0.05 < max(judged.compute, judged.memory) < 1.0
 
 
-def test_cards_are_found_by_any_spelling_and_others_refused() -> None:
+def test_gpus_are_found_by_any_spelling_and_others_refused() -> None:
     assert find_gpu("rtx-4090") is GPUS["RTX 4090"]
     with pytest.raises(InvalidArgumentError, match="gpu: 'B200'; allowed: H200, H100"):
         find_gpu("B200")

@@ -18,7 +18,7 @@ _READ_SHARE = 4650 / 4800
 
 @dataclass(frozen=True)
 class GPU:
-    """A GPU. sms: streaming multiprocessors. tflops: of dense 16-bit products with float32 sums, by its data sheet.
+    """A GPU. sms: of it. tflops: of dense 16-bit products with float32 sums, by its data sheet.
     bandwidth: of device memory, GB/s, by its data sheet. l2_bytes: of its L2 cache. wave: whether a decode step runs as
     one launch on it. source: the data sheet."""
 
