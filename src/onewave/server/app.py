@@ -10,13 +10,13 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 import onewave
-from onewave.server.api import chat, completions, status, tokens
+from onewave.server.api import chat, completions, messages, responses, status, tokens
 from onewave.server.http import errors
 from onewave.server.http.guard import Guard
 from onewave.server.http.logs import report
 from onewave.server.served import Served
 
-ROUTERS = (status.router, chat.router, completions.router, tokens.router)
+ROUTERS = (status.router, chat.router, completions.router, responses.router, messages.router, tokens.router)
 
 
 def make_app(served: Served) -> FastAPI:

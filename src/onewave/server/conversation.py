@@ -38,14 +38,10 @@ class Talk:
 
 async def turn_of(served: Served, talk: Talk, request_id: str) -> Turn:
     """What runs for a conversation. Raises InvalidArgumentError, UnsupportedError, TokenizerError."""
-    style = served.style
-    messages, layout = list(talk.messages), talk.layout
-    if not style.reads_tools:
-        messages = describe_tools(messages, talk.tools)
-    elif talk.tools:
-        layout = replace(layout, tools=list(talk.tools))
-    job = await served.engine.prepare_chat(cast("Any", messages), talk.params, layout)
-    plan = plan_answer(style, job.prompt or "", talk.wanted)
+    messages, layout = with_tools(served, talk.messages, talk.tools, talk.layout)
+    job = await served.engine.prepare_chat(messages, talk.params, layout)
+    begun = str(messages[-1]["content"]) if layout.continue_final_message else ""
+    plan = plan_answer(served.style, job.prompt or "", talk.wanted, begun)
     params, grammar = job.params, None
     if plan.form is not None:
         compile_form = served.engine.llm.compile_form
@@ -57,6 +53,28 @@ async def turn_of(served: Served, talk: Talk, request_id: str) -> Turn:
         params = replace(params, skip_special_tokens=False)
     job = job._replace(params=params, grammar=grammar, priority=talk.priority, cache_salt=talk.cache_salt)
     return Turn(job, request_id, plan.make_reader)
+
+
+async def count_tokens(served: Served, talk: Talk) -> int:
+    """The tokens of a conversation's prompt. Raises as turn_of."""
+    messages, layout = with_tools(served, talk.messages, talk.tools, talk.layout)
+    found = await asyncio.to_thread(
+        served.tokenizer.lay_out_chat,
+        messages,
+        layout.add_generation_prompt,
+        layout.continue_final_message,
+        **layout.variables(),
+    )
+    return len(found[1])
+
+
+def with_tools(
+    served: Served, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], layout: ChatLayout
+) -> tuple[Any, ChatLayout]:
+    """A conversation and the template's variables, with tools in either of them."""
+    if not served.style.reads_tools:
+        return describe_tools(messages, tools), layout
+    return messages, replace(layout, tools=list(tools)) if tools else layout
 
 
 def with_objects(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ pytest.importorskip("llguidance")
 EOS = 256
 CONTROL = {"<|end|>": EOS, "[TOOL_CALLS]": 257, "[ARGS]": 258, "[THINK]": 259, "[/THINK]": 260}
 ONE = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
-FUNCTIONS = [Function("f", ONE), Function("g", {}, strict=True)]
+FUNCTIONS = [Function("f", ONE), Function("g", strict=True)]
 F_AND_G = {
     "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
     '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>',

@@ -10,7 +10,7 @@ import pytest
 
 from kit.models.chat_templates import CHATML, LLAMA3, MISTRAL, QWEN3
 from onewave.server.answers.pieces import AnswerReader, Piece, PlainReader
-from onewave.server.answers.reasoning import MARKS, ReasoningReader, marks_of, opens_thought
+from onewave.server.answers.reasoning import MARKS, ReasoningReader, Thought, marks_of, thought_at
 from onewave.server.answers.tool_calls import FORMS, ToolReader, form_of
 
 THINK = MARKS[0]
@@ -136,7 +136,9 @@ def test_a_thought_is_told_apart_from_the_answer_however_the_text_is_cut() -> No
     ]:
         for parts in in_pieces(text):
             tools = ToolReader(FORMS["hermes"], ["get_weather"])
-            assert read(ReasoningReader(THINK, tools, opened=opened), parts) == expected, parts
+            assert read(ReasoningReader(THINK, tools, Thought.OPEN if opened else Thought.FREE), parts) == expected, (
+                parts
+            )
 
 
 @pytest.mark.parametrize(
@@ -154,12 +156,15 @@ def test_forms_are_found_in_the_chat_template(template: str | None, form: str | 
     assert marks_of(template) == (THINK if thinks else None)
 
 
-def test_a_prompt_says_whether_it_opens_a_thought() -> None:
-    assert opens_thought("<|im_start|>assistant\n<think>\n", THINK)
-    assert opens_thought("<think>a</think><|im_start|>assistant\n<think>\n", THINK)
-    assert not opens_thought("<|im_start|>assistant\n<think>\n\n</think>\n\n", THINK)
-    assert not opens_thought("<|im_start|>assistant\n", THINK)
-    assert read(ReasoningReader(THINK, PlainReader(), opened=False), ["Hi"]) == ("Hi", "", [])
+def test_a_prompt_says_where_its_answer_begins() -> None:
+    head = "<|im_start|>assistant\n"
+    assert thought_at(f"{head}<think>\n", "", THINK) is Thought.OPEN
+    assert thought_at(f"{head}<think>\n\n</think>\n\n", "", THINK) is Thought.CLOSED
+    assert thought_at(f"<|im_start|>user\nWhat is <think>?\n{head}", "", THINK) is Thought.FREE
+    assert thought_at(f"{head}<think>\nSo", "<think>\nSo", THINK) is Thought.OPEN
+    assert thought_at(f"{head}<think>So</think>I", "<think>So</think>I", THINK) is Thought.CLOSED
+    assert thought_at(f"{head}Well <think>", "Well", THINK) is Thought.CLOSED
+    assert read(ReasoningReader(THINK, PlainReader(), Thought.FREE), ["Hi"]) == ("Hi", "", [])
 
 
 def test_arguments_are_the_json_that_the_model_wrote() -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from kit.models.chat_templates import QWEN3
-from kit.serving import Serving, serve_in_thread, tiny_llm
+from kit.serving import Serving
 
 jsonschema: Any = pytest.importorskip("jsonschema")
 openai: Any = pytest.importorskip("openai")
@@ -32,12 +30,9 @@ NO_THOUGHT = {"enable_thinking": False}
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
-@pytest.fixture(scope="module", params=["qwen", "plain"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """One whose chat template reads tools and thinks, and one whose template does neither."""
-    template = {"chat_template": QWEN3} if request.param == "qwen" else {}
-    with tiny_llm(tmp_path_factory.mktemp("tiny"), positions=4096, **template) as llm, serve_in_thread(llm) as found:
-        yield found
+@pytest.fixture(params=["qwen", "plain"])
+def server(request: pytest.FixtureRequest) -> Serving:
+    return request.getfixturevalue(request.param)
 
 
 def ask(server: Serving, **body: Any) -> dict[str, Any]:

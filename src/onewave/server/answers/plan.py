@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.engine.grammar.lark import json_rule, literal, rules_of
 from onewave.engine.grammar.params import StructuredOutputsParams
 from onewave.server.answers.pieces import AnswerReader, PlainReader
-from onewave.server.answers.reasoning import ReasoningReader, opens_thought
+from onewave.server.answers.reasoning import Marks, ReasoningReader, Thought, thought_at
 from onewave.server.answers.style import AnswerStyle
 from onewave.server.answers.tool_calls import FORMS, ToolReader
 
@@ -23,8 +23,14 @@ class Function:
     """A tool. parameters: a JSON schema of its arguments. strict: calls keep to it even where none is forced."""
 
     name: str
-    parameters: dict[str, Any]
+    parameters: Mapping[str, Any] | None = None
+    description: str | None = None
     strict: bool = False
+
+    def described(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        found = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {key: value for key, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,11 @@ class AnswerPlan:
     shows_control: bool
 
 
-def plan_answer(style: AnswerStyle, prompt: str, wanted: Wanted) -> AnswerPlan:
-    """Plan the answer to a prompt (its text). Raises InvalidArgumentError, UnsupportedError."""
+def plan_answer(style: AnswerStyle, prompt: str, wanted: Wanted, begun: str = "") -> AnswerPlan:
+    """Plan the answer to a prompt (its text). begun: the end of the prompt that is the answer's beginning.
+
+    Raises InvalidArgumentError, UnsupportedError."""
+    thought = Thought.CLOSED if style.marks is None else thought_at(prompt, begun, style.marks)
     form = _form_name(style, wanted)
     marks = [] if form is None else [FORMS[form].begin, FORMS[form].end]
     make: Callable[[], AnswerReader] = PlainReader
@@ -58,15 +67,13 @@ def plan_answer(style: AnswerStyle, prompt: str, wanted: Wanted) -> AnswerPlan:
         make = partial(ToolReader, FORMS[form], names, one_call=wanted.one_call)
     if style.marks is not None:
         marks += style.marks
-        opened = opens_thought(prompt, style.marks)
-        make = partial(_with_thoughts, style, make, opened)
+        make = partial(_with_thoughts, style.marks, make, thought)
     shows_control = any(mark in style.control_tokens for mark in marks)
-    return AnswerPlan(_grammar(style, prompt, wanted, form), make, shows_control)
+    return AnswerPlan(_grammar(style, thought, wanted, form), make, shows_control)
 
 
-def _with_thoughts(style: AnswerStyle, make: Callable[[], AnswerReader], opened: bool) -> AnswerReader:
-    assert style.marks is not None
-    return ReasoningReader(style.marks, make(), opened=opened)
+def _with_thoughts(marks: Marks, make: Callable[[], AnswerReader], thought: Thought) -> AnswerReader:
+    return ReasoningReader(marks, make(), thought)
 
 
 def _form_name(style: AnswerStyle, wanted: Wanted) -> str | None:
@@ -85,7 +92,7 @@ def _form_name(style: AnswerStyle, wanted: Wanted) -> str | None:
     return style.form
 
 
-def _grammar(style: AnswerStyle, prompt: str, wanted: Wanted, form: str | None) -> StructuredOutputsParams | None:
+def _grammar(style: AnswerStyle, at: Thought, wanted: Wanted, form: str | None) -> StructuredOutputsParams | None:
     rules = _Rules(style)
     strict = any(function.strict for function in wanted.functions)
     if wanted.must_call or (form is not None and wanted.form is not None):
@@ -100,7 +107,7 @@ def _grammar(style: AnswerStyle, prompt: str, wanted: Wanted, form: str | None) 
         return None
     else:
         body = rules.text(wanted.form)
-    thought = rules.thought(prompt)
+    thought = rules.thought(at)
     if not thought and not wanted.functions:
         return wanted.form
     return StructuredOutputsParams(grammar=f"start: {thought}{body}\n{''.join(rules.found)}")
@@ -113,14 +120,14 @@ class _Rules:
         self._style = style
         self.found: list[str] = []
 
-    def thought(self, prompt: str) -> str:
-        """A thought and the line breaks after it, where the prompt leaves room for one."""
+    def thought(self, at: Thought) -> str:
+        """A thought and the line breaks after it, where there is room for one."""
         marks = self._style.marks
-        if marks is None or prompt.rstrip().endswith(marks.end):
+        if marks is None or at is Thought.CLOSED:
             return ""
         self._until("thought", marks.end)
         self.found.append("gap: /\\n{0,2}/\n")
-        return "thought gap " if opens_thought(prompt, marks) else f"({self._mark(marks.begin)} thought gap)? "
+        return "thought gap " if at is Thought.OPEN else f"({self._mark(marks.begin)} thought gap)? "
 
     def text(self, form: StructuredOutputsParams) -> str:
         """A text of a form."""
@@ -165,7 +172,7 @@ class _Rules:
                 key = "parameters" if form == "llama3_json" else "arguments"
                 opening, end = literal(f'{{"name": {name}, "{key}": '), '"}"'
             self.found.append(f"call_{i}: {begin}{opening} arguments_{i} {end}\n")
-            schema = {"type": "object", **function.parameters}
+            schema = {"type": "object", **(function.parameters or {})}
             self.found.append(json_rule(f"arguments_{i}", schema, lenient=not function.strict))
         self.found.append(f"call: {' | '.join(f'call_{i}' for i in range(len(wanted.functions)))}\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
 from onewave.engine.text.stop_strings import num_held_back
@@ -24,9 +25,23 @@ def marks_of(chat_template: str | None) -> Marks | None:
     return next((marks for marks in MARKS if chat_template and marks.end in chat_template), None)
 
 
-def opens_thought(prompt: str, marks: Marks) -> bool:
-    """Whether a prompt ends within a thought that the template began, so that the answer begins there."""
-    return prompt.rfind(marks.begin) > prompt.rfind(marks.end)
+class Thought(Enum):
+    """Where an answer begins: within a thought, behind the last one, or where a thought may begin."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    FREE = "free"
+
+
+def thought_at(prompt: str, begun: str, marks: Marks) -> Thought:
+    """Where the answer to a prompt begins. begun: what the caller has written of the answer, at the prompt's end.
+
+    Only what the template wrote last, or the caller as the answer, counts: a mark in a message is text.
+    """
+    if begun:
+        return Thought.OPEN if begun.rfind(marks.begin) > begun.rfind(marks.end) else Thought.CLOSED
+    end = prompt.rstrip()
+    return Thought.OPEN if end.endswith(marks.begin) else Thought.CLOSED if end.endswith(marks.end) else Thought.FREE
 
 
 class ReasoningReader:
@@ -36,11 +51,11 @@ class ReasoningReader:
     around both parts are left out.
     """
 
-    def __init__(self, marks: Marks, rest: AnswerReader, *, opened: bool) -> None:
+    def __init__(self, marks: Marks, rest: AnswerReader, thought: Thought) -> None:
         self._marks, self._rest = marks, rest
-        self._thinking: bool | None = True if opened else None
+        self._thinking = {Thought.OPEN: True, Thought.CLOSED: False, Thought.FREE: None}[thought]
         self._held = ""
-        self._begun = False
+        self._begun = thought is Thought.CLOSED
 
     def push(self, text: str, *, last: bool) -> Piece:
         """The text's reasoning, then whatever the other reader makes of the rest."""

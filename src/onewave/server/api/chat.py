@@ -48,11 +48,12 @@ async def turn_of(served: Served, body: ChatRequest) -> Turn:
         chat_template=body.chat_template,
         chat_template_kwargs=body.chat_template_kwargs,
     )
+    tools = body.asked_tools
     talk = Talk(
         messages=as_conversation(body.messages),
         params=params,
-        tools=[tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in body.offered],
-        wanted=body.wanted,
+        tools=tools.for_template(),
+        wanted=tools.wanted(body.form),
         shows_control=None if body.skip_special_tokens is None else not body.skip_special_tokens,
         layout=layout,
         priority=body.priority or 0,

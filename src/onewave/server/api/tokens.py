@@ -11,6 +11,7 @@ from starlette.responses import Response
 from onewave.base.errors import InvalidArgumentError
 from onewave.engine.text.conversations import ChatLayout
 from onewave.server.api.chat import as_conversation
+from onewave.server.conversation import with_tools
 from onewave.server.http.events import json_response
 from onewave.server.protocol.base import ERRORS
 from onewave.server.protocol.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
@@ -47,11 +48,10 @@ def _encode(served: Served, body: TokenizeRequest) -> list[int]:
     layout = ChatLayout(
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        tools=body.tools,
         chat_template=body.chat_template,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    conversation = as_conversation(body.messages or [])
+    messages, layout = with_tools(served, as_conversation(body.messages or []), body.tools or [], layout)
     return served.tokenizer.lay_out_chat(
-        conversation, layout.add_generation_prompt, layout.continue_final_message, **layout.variables()
+        messages, layout.add_generation_prompt, layout.continue_final_message, **layout.variables()
     )[1]

@@ -24,6 +24,8 @@ _RETRY_SECONDS = 1
 # How pydantic names the branches of a union in an error's place.
 _BRANCHES = frozenset({"str", "int", "float", "bool", "constrained-str"})
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
 
 
 @dataclass
@@ -46,6 +48,12 @@ class ApiError(Exception):
         """As JSON, in OpenAI's shape."""
         message = self.message[:_MAX_MESSAGE]
         return {"error": {"message": message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def as_anthropic(error: ApiError) -> dict[str, Any]:
+    """An error's body in Anthropic's shape, which holds OpenAI's."""
+    fields: dict[str, Any] = error.body()["error"]
+    return {"type": "error", "error": {**fields, "type": _ANTHROPIC_TYPES.get(error.status, fields["type"])}}
 
 
 class ClientGone(Exception):
@@ -76,12 +84,14 @@ def as_api_error(error: BaseException) -> ApiError:
     return ApiError(500, f"internal error: {type(error).__name__}", code="internal_error")
 
 
-def error_response(error: ApiError) -> Response:
-    """An error as an answer. In ASCII: what was sent, half a surrogate pair too, may stand in its message."""
+def error_response(error: ApiError, path: str) -> Response:
+    """An error as an answer, in the shape of the path's API. In ASCII: what was sent, half a surrogate pair too, may
+    stand in its message."""
+    body = as_anthropic(error) if path.startswith(_ANTHROPIC_PATH) else error.body()
     headers = dict(error.headers or {})
     if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
-    return Response(json.dumps(error.body()), error.status, headers, media_type="application/json")
+    return Response(json.dumps(body), error.status, headers, media_type="application/json")
 
 
 def install(app: FastAPI) -> None:
@@ -96,7 +106,7 @@ async def _expected(request: Request, error: Exception) -> Response:
     found = as_api_error(error)
     if found.status == 500:
         _log.error("%s %s: %s", request.method, request.url.path, found.message, exc_info=error)
-    return error_response(found)
+    return error_response(found, request.url.path)
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -106,8 +116,7 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 async def _mistake(request: Request, error: Exception) -> Response:
     # Starlette's own middleware raises it again, so that it stands on uvicorn's log with its traceback.
-    del request
-    return error_response(as_api_error(error))
+    return error_response(as_api_error(error), request.url.path)
 
 
 def _of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:

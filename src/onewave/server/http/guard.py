@@ -53,7 +53,7 @@ class Guard:
             if refusal is None:
                 await self.app(scope, self._limited(receive), with_id)
             else:
-                await error_response(refusal)(scope, receive, with_id)
+                await error_response(refusal, scope["path"])(scope, receive, with_id)
         finally:
             if self.options.log_requests:
                 seconds = time.perf_counter() - began

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.engine.grammar.params import StructuredOutputsParams
-from onewave.server.answers.plan import Function, Wanted
+from onewave.server.answers.plan import Function
+from onewave.server.answers.tools import Tools
 from onewave.server.protocol.base import Strict, Unread
 
 _Text = Annotated[str, Field(min_length=1)]
@@ -90,7 +91,7 @@ class FunctionSpec(Strict):
     @property
     def function(self) -> Function:
         """As plans take it."""
-        return Function(self.name, self.parameters or {}, strict=bool(self.strict))
+        return Function(self.name, self.parameters, self.description, strict=bool(self.strict))
 
 
 class Tool(Strict):
@@ -121,31 +122,14 @@ class ToolFields(FormFields):
     parallel_tool_calls: bool | None = None
 
     @property
-    def offered(self) -> list[Tool]:
-        """The tools that the model hears of. Raises InvalidArgumentError."""
-        tools = self.tools or []
-        names = [tool.function.name for tool in tools]
-        if len(set(names)) < len(names):
-            raise InvalidArgumentError("tools", got="two functions of one name", allowed="a name once")
+    def asked_tools(self) -> Tools:
+        """As plans take them. Raises InvalidArgumentError."""
         choice = self.tool_choice
-        if not tools and choice not in (None, "none", "auto"):
-            raise InvalidArgumentError("tool_choice", got="given without tools", allowed="with tools")
-        if isinstance(choice, NamedTool) and choice.function.name not in names:
-            raise InvalidArgumentError("tool_choice", got=repr(choice.function.name), allowed=", ".join(names))
-        return [] if choice == "none" else tools
-
-    @property
-    def wanted(self) -> Wanted:
-        """What the answer's form is to be. Raises InvalidArgumentError."""
-        choice = self.tool_choice
-        functions = [tool.function.function for tool in self.offered]
-        if isinstance(choice, NamedTool):
-            functions = [function for function in functions if function.name == choice.function.name]
-        return Wanted(
-            form=self.form,
-            functions=functions,
-            must_call=bool(functions) and (choice == "required" or isinstance(choice, NamedTool)),
-            one_call=isinstance(choice, NamedTool) or self.parallel_tool_calls is False,
+        return Tools(
+            [tool.function.function for tool in self.tools or ()],
+            choice if isinstance(choice, str) else "auto",
+            named=choice.function.name if isinstance(choice, NamedTool) else None,
+            one_call=self.parallel_tool_calls is False,
         )
 
 

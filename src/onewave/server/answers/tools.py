@@ -1,0 +1,47 @@
+"""The tools of a request, whichever API it came by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.engine.grammar.params import StructuredOutputsParams
+from onewave.server.answers.plan import Function, Wanted
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the model may call. named: the one function that it has to. one_call: it may call once.
+
+    Raises InvalidArgumentError for what does not fit together.
+    """
+
+    functions: Sequence[Function] = ()
+    choice: Literal["none", "auto", "required"] = "auto"
+    named: str | None = None
+    one_call: bool = False
+
+    def __post_init__(self) -> None:
+        names = [function.name for function in self.functions]
+        if len(set(names)) < len(names):
+            raise InvalidArgumentError("tools", got="two functions of one name", allowed="a name once")
+        if not names and (self.choice == "required" or self.named is not None):
+            raise InvalidArgumentError("tool_choice", got="given without tools", allowed="with tools")
+        if self.named is not None and self.named not in names:
+            raise InvalidArgumentError("tool_choice", got=repr(self.named), allowed=", ".join(names))
+
+    def for_template(self) -> list[dict[str, Any]]:
+        """The tools that the model hears of, as chat templates read them."""
+        if self.choice == "none":
+            return []
+        return [{"type": "function", "function": function.described()} for function in self.functions]
+
+    def wanted(self, form: StructuredOutputsParams | None) -> Wanted:
+        """What the answer is to be, with a form of its text."""
+        if self.choice == "none" or not self.functions:
+            return Wanted(form=form)
+        functions = [function for function in self.functions if self.named in (None, function.name)]
+        must_call = self.choice == "required" or self.named is not None
+        return Wanted(form, functions, must_call=must_call, one_call=self.one_call or self.named is not None)

@@ -1,0 +1,204 @@
+"""/v1/responses, without anything that a server would have to keep between two requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.engine.grammar.params import StructuredOutputsParams
+from onewave.server.answers.plan import Function
+from onewave.server.answers.tools import Tools
+from onewave.server.protocol.base import StreamOptions, Strict, Unread
+
+_MOST = 2**31 - 1
+
+
+class _Item(BaseModel):
+    """What a client may send back as it got it: what the server does not read is passed over."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class TextContent(_Item):
+    """A part of a message. There is text alone."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class Message(_Item):
+    """A message of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[TextContent]
+
+
+class FunctionCall(_Item):
+    """A call that an earlier answer made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionCallOutput(_Item):
+    """What came of it."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[TextContent]
+
+
+class ReasoningText(_Item):
+    """A thought's text."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(_Item):
+    """What the model thought before an earlier answer."""
+
+    type: Literal["reasoning"]
+    content: list[ReasoningText] | None = None
+
+
+def _tag(item: Any) -> str:
+    if not isinstance(item, dict):
+        return str(getattr(item, "type", ""))
+    return str(cast("dict[str, Any]", item).get("type", "message"))
+
+
+InputItem = Annotated[
+    Annotated[Message, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(
+        _tag,
+        custom_error_type="item_type",
+        custom_error_message="An item should have type message, function_call, function_call_output or reasoning",
+    ),
+]
+
+
+class FunctionTool(Strict):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\w.-]+$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedTool(Strict):
+    """The function that has to be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(Strict):
+    """schema, name: with json_schema alone."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Field(max_length=64)] | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextOptions(Strict):
+    """The form of the text. verbosity is not read."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningOptions(Strict):
+    """effort "none": the chat template's switch against thoughts, where it has one. The rest is not read."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesRequest(Unread):
+    """A conversation to answer. Fields that would need a memory of the server's are refused."""
+
+    model: str | None = None
+    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_MOST)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    text: TextOptions | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=_MOST)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+
+    @property
+    def form(self) -> StructuredOutputsParams | None:
+        """What the text has to look like. Raises InvalidArgumentError."""
+        asked = self.text.format if self.text is not None else None
+        if asked is None or asked.type == "text":
+            return None
+        if (asked.schema_ is None) == (asked.type == "json_schema"):
+            raise InvalidArgumentError(
+                "text.format", got=f"type {asked.type}", allowed="a schema with json_schema alone"
+            )
+        return StructuredOutputsParams(json=asked.schema_, json_object=True if asked.schema_ is None else None)
+
+    @property
+    def asked_tools(self) -> Tools:
+        """As plans take them. Raises InvalidArgumentError."""
+        choice = self.tool_choice
+        return Tools(
+            [Function(tool.name, tool.parameters, tool.description, bool(tool.strict)) for tool in self.tools or ()],
+            choice if isinstance(choice, str) else "auto",
+            named=choice.name if isinstance(choice, NamedTool) else None,
+            one_call=self.parallel_tool_calls is False,
+        )
+
+
+class ResponseUsage(BaseModel):
+    """Tokens of a request."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseAnswer(BaseModel):
+    """An answer. output: reasoning, messages and function calls, in the order in which they were written. The fields
+    that say what was asked stand beside."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    incomplete_details: dict[str, str] | None
+    model: str
+    output: list[dict[str, Any]]
+    usage: ResponseUsage

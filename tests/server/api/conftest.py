@@ -1,0 +1,26 @@
+"""Servers of random weights whose answers may think and call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kit.models.chat_templates import QWEN3
+from kit.serving import Serving, serve_in_thread, tiny_llm
+
+
+@pytest.fixture(scope="session")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """One whose chat template reads tools and knows thoughts."""
+    opening = "{% if enable_thinking is defined and enable_thinking is true %}{{ '<think>\\n' }}{% endif %}"
+    made = tiny_llm(tmp_path_factory.mktemp("qwen"), positions=4096, chat_template=QWEN3 + opening)
+    with made as llm, serve_in_thread(llm) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """One whose chat template does neither."""
+    with tiny_llm(tmp_path_factory.mktemp("plain"), positions=4096) as llm, serve_in_thread(llm) as found:
+        yield found
