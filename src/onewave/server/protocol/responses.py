@@ -12,7 +12,7 @@ from onewave.server.answers.plan import Function
 from onewave.server.answers.tools import Tools
 from onewave.server.protocol.base import StreamOptions, Strict, Unread
 
-_MOST = 2**31 - 1
+_MAX_INT = 2**31 - 1
 
 
 class _Item(BaseModel):
@@ -134,10 +134,10 @@ class ResponsesRequest(Unread):
     model: str | None = None
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=_MOST)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     text: TextOptions | None = None
@@ -151,7 +151,7 @@ class ResponsesRequest(Unread):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=_MOST)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=_MAX_INT)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
     @property
