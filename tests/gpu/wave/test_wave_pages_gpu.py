@@ -30,7 +30,7 @@ def assert_same(paged: KVCache, kv: KVCache) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("page", [16, 256])
+@pytest.mark.parametrize("page", [16, 128, 256])
 def test_pages_give_the_bits_of_a_plain_cache(family: str, page: int) -> None:
     config = FAMILIES[family]
     windows = tuple(None if window is None else 201 for window in config.layer_windows)

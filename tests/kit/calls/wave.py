@@ -60,7 +60,7 @@ def step(
     """A decode step of one layer of a model. page: keys of a page."""
     config = one_layer(MODELS[model])
     options = LoadOptions(dtype, _DEVICE, max_num_seqs=batch, weight_format=FORMATS[weights])
-    stream = blank_stream(config, options)
+    stream = blank_stream(config, options, None)
     blank = sketch(config, stream)
     made = DecodeWave(blank, batch=batch, stream=stream)
     cache = blank.new_cache(num_slots=batch, capacity=_CAPACITY)
@@ -82,7 +82,7 @@ def step(
 def packing(model: str, weights: str) -> None:
     """Pack a model's matrices into a stream, and unpack them."""
     options = LoadOptions(torch.bfloat16, _DEVICE, weight_format=FORMATS[weights])
-    compile_packing(blank_stream(one_layer(MODELS[model]), options))
+    compile_packing(blank_stream(one_layer(MODELS[model]), options, None))
 
 
 def block(
@@ -148,6 +148,8 @@ STEPS = {
     "1B groups of 1 2 rows traced": _step("1B groups of 1", 2, traced=True),
     "1B 1 row pages of 16": _step("1B", 1, page=16),
     "8B 1 row pages of 64": _step("8B", 1, page=64),
+    "8B 1 row pages of 128": _step("8B", 1, page=128),
+    "1B 8 rows compact pages of 128": _step("1B", 8, page=128, weights="compact"),
     "8B 8 rows pages of 16": _step("8B", 8, page=16),
     "3B 8 rows pages of 256": _step("3B", 8, page=256),
     "1B 1 row int8": _step("1B", 1, weights="int8"),

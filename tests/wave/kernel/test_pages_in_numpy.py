@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kit.lanes import slow
 from kit.models.tiny_decoders import FAMILIES, randn, random_model
-from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, Simulated
+from kit.numpy_gpu.simulated_wave import CAPACITY, DTYPES, LONG, Simulated, keys_box_of
 from onewave.base.errors import InvalidArgumentError, ShapeError
 from onewave.models import llama_plan
 from onewave.models.llama import Llama
@@ -32,7 +32,7 @@ class Plain(Simulated):
 class Paged(Simulated):
     """A wave whose caches are pages in any order, with some pages that are nobody's. NaN where nothing was put."""
 
-    def __init__(self, model: Llama, batch: int, workers: int, slots: int, page: int):
+    def __init__(self, model: Llama, batch: int, workers: int, slots: int, page: int, *, streams: bool = False):
         super().__init__(model, batch, workers, slots, PAGE=page)
         config, self.page, self.per_slot = model.config, page, cuts(CAPACITY, page)
         self.dice = np.random.default_rng(1)
@@ -41,6 +41,9 @@ class Paged(Simulated):
         empty = np.full(self.pool, np.nan, dtype=np.float16).view(np.int32)
         memory = self.bench.memory
         self.k, self.v = memory.put(empty), memory.put(empty)
+        if streams:
+            boxes = (keys_box_of(memory, cache, self.pool, DTYPES[self.dtype]) for cache in (self.k, self.v))
+            self.bench.arguments |= {"STREAMS": 1, **dict(zip(("keys", "values"), boxes, strict=True))}
         self.table = np.zeros((slots, self.per_slot), dtype=np.int32)
         self.table_at = memory.put(np.full((slots, self.per_slot), -1, dtype=np.int32))
         places = np.array(self.places, dtype=np.int64)
@@ -146,6 +149,32 @@ def test_pages_of_other_families(family: str, monkeypatch: pytest.MonkeyPatch) -
     # A window that begins in the middle of a page, so that a warp's keys lie in two.
     windows = tuple(None if window is None else 201 for window in config.layer_windows)
     agree(random_model(replace(config, num_layers=1, layer_windows=windows[:1])), [270, 31], 3, 16)
+
+
+@pytest.mark.parametrize(
+    ("family", "page", "tasks"),
+    [
+        ("seven heads a KV head, biases", 128, 1),
+        ("head_dim 128", 128, 4),
+        slow("seven heads a KV head, biases", 256, 4),
+        slow("head_dim 128", 256, 1),
+    ],
+)
+def test_keys_in_pages_come_through_the_ring(
+    family: str, page: int, tasks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_plan, "_ATTENTION_TASKS", tasks)
+    model, contexts = random_model(FAMILIES[family]), [299, 31, 256]
+    plain, paged = Plain(model, 3, 3, 3), Paged(model, 3, 3, 3, page, streams=True)
+    assert plain.bench.arguments["STREAMS"] == 1
+    caches = random_caches(plain, contexts)
+    for pointer, cache in zip((plain.k, plain.v), caches, strict=True):
+        plain.bench.memory.set(pointer, cache.numpy().view(np.int32))
+    paged.fill(caches, [context + 1 for context in contexts])
+    expected = plain.step([5, 6, 7], contexts, [0, 1, 2])
+    assert torch.equal(paged.step([5, 6, 7], contexts, [0, 1, 2]), expected)
+    assert same(paged.caches(), plain.caches())
+    assert paged.brought_nearer() == plain.brought_nearer()
 
 
 def test_tokens_append_across_pages_and_the_table_may_change_between_launches() -> None:

@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from onewave.wave.kernel.attend.streamed import keys_of_task, stream_keys
+from onewave.wave.kernel.attend.streamed import entry_of_task, keys_of_task, stream_keys
 from onewave.wave.kernel.words import LIST_SIZE, tile_bytes
 
 
@@ -83,12 +83,15 @@ def load_partition(stream, slack, cached, sequences, ring, c):
         next_task = gl.load(tasks + 3)
         row = 0
         blocks = 0
+        entry = 0
+        in_page = 0
     # One turn more, for keys of tasks after the last product.
     for number in range(stream.ahead, stream.num_tiles + c.STREAMS):
         if c.STREAMS:
             while stop == number:
                 row, blocks = keys_of_task(task, row, blocks, cached.steps, sequences, c)
-                tile = stream_keys(cached, row, blocks, ring, tile, c)
+                entry, in_page = entry_of_task(task, (entry, in_page), cached.steps, sequences, c)
+                tile = stream_keys(cached, row, blocks, (entry, in_page), ring, tile, c)
                 tasks += 2
                 stop = next_stop
                 task = next_task

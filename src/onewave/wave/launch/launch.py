@@ -17,10 +17,10 @@ from onewave.wave.launch.boxes import keys_box, rows_box, streams_keys
 from onewave.wave.launch.checks import check_cache, check_entries, check_pages, check_sequences
 from onewave.wave.launch.state import LaunchState
 from onewave.wave.launch.watch import measured_trace, stalls
-from onewave.wave.plan.layout import POINTERS, TOGETHER
+from onewave.wave.plan.layout import BLOCK_KEYS, POINTERS, TOGETHER
 from onewave.wave.plan.operations import HeadGroups
 from onewave.wave.plan.resources import kernel_resources
-from onewave.wave.plan.steps import LaunchPlaces, Place, words_of
+from onewave.wave.plan.steps import Kind, LaunchPlaces, Place, Word, words_of
 from onewave.wave.weights.pack import WeightStream
 
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
@@ -185,7 +185,7 @@ class Wave:
             table_stride=0 if table is None else table.stride(0),
         )
         self._constants["PAGE"] = 0 if table is None else k.shape[3]
-        streams = table is None and streams_keys(k, self.program.shape)
+        streams = streams_keys(k, self.program.shape) and (table is None or self._streams_pages(k.shape[3]))
         resources = kernel_resources(
             self.program.shape, setup.groups.head_dim, paged=table is not None, streams=streams
         )
@@ -197,6 +197,12 @@ class Wave:
             self._after_last()
         with torch.inference_mode():  # as it may have been made there
             self._places.copy_(torch.from_numpy(words_of([places], POINTERS, np.int64)[0]))
+
+    def _streams_pages(self, page: int) -> bool:
+        """Whether keys in pages can come through the ring: a block of keys lies in one page. It does not where a window
+        begins anywhere."""
+        kinds, windows = (self.program.steps[:, word] for word in (Word.KIND, Word.WINDOW))
+        return page % BLOCK_KEYS == 0 and not windows[kinds == Kind.ATTEND].any()
 
     def _check(self, tokens: Tensor, positions: Tensor, slots: Tensor, logits: Tensor) -> None:
         """Check a decode step's arguments and, in debug mode (ONEWAVE_DEBUG=1), the block table's entries in use.

@@ -7,6 +7,9 @@ runs. Their number follows from the sequence's length. The load partition brings
 and frees their slots, the multiply partition skips them. The exchange partition itself loads the keys left over, less
 than a block, before its queries exist, and attends to them first.
 
+With PAGE > 0 a KV block holds whole blocks of keys, and no layer has a window, in the middle of whose KV block a block
+of keys would begin. The load partition asks for the number of the next KV block one block of keys ahead.
+
 No deadlock: all tiles that a task's queries wait for come before its keys. Tiles after them wait for the task only, and
 the multiply partition takes them in order. Constexprs: kernel.py.
 """
@@ -75,7 +78,7 @@ def keys_of_task(task, row, blocks, steps, sequences, c):
     """Find the keys of the thread block's next attention task: first row of 64 values in the caches, whole blocks.
 
     task: below 0, -1 - (number of its step). Above 0, layers after the task before: its keys are at the same positions,
-    and row and blocks are that task's.
+    and row and blocks are that task's. With PAGE > 0 the row is that of KV block 0.
     """
     places = (steps - RECORD_SIZE).to(gl.pointer_type(gl.int64))
     layer = gl.load(places + PLACE.LAYER_STRIDE)
@@ -87,19 +90,48 @@ def keys_of_task(task, row, blocks, steps, sequences, c):
         sequence = gl.load(record + WORD.SEQUENCE)
         words = gl.load(record + WORD.LAYER) * layer
         slot = gl.load(sequences.slots + sequence, mask=sequence < sequences.batch, other=0)
-        words += slot * gl.load(places + PLACE.SLOT_STRIDE)
+        if c.PAGE == 0:
+            words += slot * gl.load(places + PLACE.SLOT_STRIDE)
         words += gl.load(record + WORD.KV_HEAD) * gl.load(places + PLACE.HEAD_STRIDE)
-        row = (words // 32).to(gl.int32) + begin * (c.D // 64)
+        row = (words // 32).to(gl.int32)
+        if c.PAGE == 0:
+            row += begin * (c.D // 64)
     return row, blocks
 
 
 @gluon.jit
-def stream_keys(cached, row, blocks, ring, tile, c):
+def entry_of_task(task, entry, steps, sequences, c):
+    """Find the entry of the block table for the first key of the thread block's next attention task: its number among
+    all entries, and that key's row of 64 values in its KV block. task: as keys_of_task. entry: of the task before."""
+    number, row = entry
+    if c.PAGE > 0:
+        if task < 0:
+            places = (steps - RECORD_SIZE).to(gl.pointer_type(gl.int64))
+            record = steps + (-1 - task) * RECORD_SIZE
+            begin, blocks = blocks_of(record, sequences, c)
+            sequence = gl.load(record + WORD.SEQUENCE)
+            slot = gl.load(sequences.slots + sequence, mask=sequence < sequences.batch, other=0)
+            number = (slot * gl.load(places + PLACE.TABLE_STRIDE)).to(gl.int32) + begin // c.PAGE
+            row = begin % c.PAGE * (c.D // 64)
+    return number, row
+
+
+@gluon.jit
+def stream_keys(cached, row, blocks, entry, ring, tile, c):
     """Stream blocks of keys and values, as slots become free. Returns the number of the tile after them.
 
-    cached: KeyStream (boxes.keys_box). row: as keys_of_task. tile: number of the ring's next tile.
+    cached: KeyStream (boxes.keys_box). row: as keys_of_task. entry: as entry_of_task. tile: number of the ring's next
+    tile.
     """
     HALVES: gl.constexpr = c.D // 64
+    BLOCK_ROWS: gl.constexpr = _BLOCK * HALVES
+    first = row
+    if c.PAGE > 0:
+        number, in_page = entry
+        places = (cached.steps - RECORD_SIZE).to(gl.pointer_type(gl.int64))
+        page_rows = (gl.load(places + PLACE.SLOT_STRIDE) // 32).to(gl.int32)
+        entries = gl.load(places + PLACE.TABLE).to(gl.pointer_type(gl.int32)) + number
+        page = gl.load(entries, mask=blocks > 0, other=0)
     tiles = ring.places[0]
     # One tile of keys more in flight, where weight tiles are larger.
     AHEAD: gl.constexpr = c.FLIGHT + 1 if tiles.shape[0] > c.S else c.FLIGHT
@@ -111,7 +143,17 @@ def stream_keys(cached, row, blocks, ring, tile, c):
             if landed >= 0:
                 mbarrier.wait(ring.full.index(landed % c.S), (landed // c.S) & 1)
         mbarrier.expect(ring.full.index(slot), _TILE)
-        at = row + piece // (2 * HALVES) * (_BLOCK * HALVES) + piece % HALVES * 16
+        if c.PAGE == 0:
+            at = row + piece // (2 * HALVES) * BLOCK_ROWS + piece % HALVES * 16
+        else:
+            if piece % (2 * HALVES) == 0:
+                first = row + page * page_rows + in_page
+                in_page += BLOCK_ROWS
+                if in_page == c.PAGE * HALVES:
+                    in_page = 0
+                    entries += 1
+                    page = gl.load(entries, mask=piece + 2 * HALVES < blocks * (2 * HALVES), other=0)
+            at = first + piece % HALVES * 16
         place = tiles.index(slot * (tiles.shape[0] // c.S))
         box = place._reinterpret(c.DTYPE, [8, 16, 64], gl.NVMMASharedLayout(128, 16, 3))
         if piece // HALVES % 2 == 0:
