@@ -15,6 +15,7 @@ import pytest
 from onewave import LLM, BusyError, InvalidArgumentError, OnewaveError, SamplingParams, StoppingError
 from onewave.engine.aio import AsyncLLM, Limits
 from onewave.engine.engine import Engine
+from onewave.engine.prompts import RawPrompt
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,
@@ -45,7 +46,7 @@ def on_a_loop(llm: LLM, work: Callable[[AsyncLLM], Awaitable[Any]], **limits: An
 
 
 def samples_in(engine: Engine) -> int:
-    return len(engine._scheduler.running) + len(engine._scheduler.waiting)  # type: ignore[attr-defined]
+    return engine.load.num_running + engine.load.num_waiting
 
 
 def test_deltas_of_many_requests_join_to_what_each_gives_alone(llm: LLM) -> None:
@@ -151,6 +152,31 @@ def test_more_requests_than_are_let_in_are_refused_and_none_are_when_it_stops(ll
         await drained
 
     on_a_loop(llm, work, max_requests=1)
+
+
+def test_a_step_that_raises_ends_what_has_begun_and_those_that_wait_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    llm = LLM(tmp_path, device="cpu", load_format="dummy", max_num_seqs=2)
+    expected = llm.generate([[9]], GREEDY)[0].outputs[0].token_ids
+    left, real = [4], Engine._step  # pyright: ignore[reportPrivateUsage]
+
+    def failing(engine: Engine) -> bool:
+        left[0] -= 1
+        if left[0] == 0:
+            raise RuntimeError("boom")
+        return real(engine)
+
+    monkeypatch.setattr(Engine, "_step", failing)
+
+    async def work(front: AsyncLLM) -> list[Any]:
+        jobs = [await front.prepare(RawPrompt(None, (i,)), GREEDY) for i in (3, 4, 9, 9)]
+        return await asyncio.gather(*[front.complete(job) for job in jobs], return_exceptions=True)
+
+    found = on_a_loop(llm, work)
+    assert [str(each) for each in found[:2]] == ["boom", "boom"]
+    assert [each.outputs[0].token_ids for each in found[2:]] == [expected, expected]
 
 
 def test_bad_arguments_are_refused_and_a_closed_engine_says_so(llm: LLM) -> None:

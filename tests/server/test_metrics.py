@@ -45,11 +45,24 @@ def test_requests_are_counted_under_vllm_s_names(llm: LLM, vllm: bool, stream: b
             else:
                 serving.post("/v1/completions", body)
         found = values(serving)
+        # Blocks' worth of the same prompt: the second time they are found.
+        cached = [
+            serving.post("/v1/completions", {**body, "prompt": f"{stream}{vllm}".ljust(40)}).json()["usage"]
+            for _ in range(2)
+        ]
+        later = values(serving)
+    assert (
+        cached[1]["prompt_tokens_details"]["cached_tokens"] > 0 == cached[0]["prompt_tokens_details"]["cached_tokens"]
+    )
+    hits = cached[1]["prompt_tokens_details"]["cached_tokens"]
+    assert later[prefix + "prefix_cache_hits_total", ""] == hits
+    assert later[prefix + "prefix_cache_queries_total", ""] == 92
     expected = {
         "prompt_tokens_total": 12, "generation_tokens_total": 30, "time_to_first_token_seconds_count": 3,
         "inter_token_latency_seconds_count": 24, "e2e_request_latency_seconds_count": 3,
         "request_generation_tokens_sum": 30, "request_prompt_tokens_count": 3, "request_params_n_sum": 6,
-        "request_params_max_tokens_sum": 15,
+        "request_params_max_tokens_sum": 15, "num_requests_running": 0, "num_requests_waiting": 0,
+        "kv_cache_usage_perc": 0, "num_preemptions_total": 0,
     }  # fmt: skip
     assert {name: found[prefix + name, ""] for name in expected} == expected
     assert found[f"{prefix}request_success_total", "length"] == 6

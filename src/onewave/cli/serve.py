@@ -32,6 +32,21 @@ class _Loading:
     tokenizer: options.Tokenizer = None
     enforce_eager: options.EnforceEager = False
     keep_unpacked: options.KeepUnpacked = None
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Prompts take keys and values of earlier ones that began alike from the cache.",
+        ),
+    ] = True
+    kv_cache_memory_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--kv-cache-memory-bytes",
+            help="What the KV cache may take. Default: what all sequences can fill, within half of a GPU's free memory,"
+            " or a GiB on a CPU.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ _Result = TypeVar("_Result")
 # Text up to which encoding takes less than a hand-over to another thread is worth, in characters.
 _SHORT_PROMPT = 4096
 _MAX_NAMED = 8
+_MAX_FAILED_STEPS = 3
 _log = logging.getLogger("onewave")
 
 
@@ -84,6 +85,11 @@ class AsyncLLM:
     def stalled(self) -> bool:
         """Whether the step under way takes longer than it may."""
         return self.llm.step_seconds > self.limits.step_seconds
+
+    @property
+    def failing(self) -> bool:
+        """Whether one step after another has raised: the device may be lost."""
+        return self.llm.failed_steps >= _MAX_FAILED_STEPS
 
     async def generate(
         self,

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Protocol
+from typing import NamedTuple, Protocol, cast
 from weakref import WeakSet
 
 import torch
@@ -97,6 +97,16 @@ class PrefixCaching:
     listener: Callable[[BlockEvent], object] | None = None
 
 
+class EngineLoad(NamedTuple):
+    """What an engine has to do. used_blocks: the share of KV blocks that sequences hold. num_preempted: since it was
+    made, sequences that gave up their blocks for others."""
+
+    num_running: int
+    num_waiting: int
+    used_blocks: float
+    num_preempted: int
+
+
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     """A launched step with tokens that the host has not read: copies under way to host memory, done when `ready` is.
@@ -135,7 +145,7 @@ class Engine:
         text_of: Callable[[int], str] = token_text or (lambda token_id: "")
         self._token_text = cache(text_of)
         self._seed = seed
-        self._num_requests = 0
+        self._num_requests = self._num_preempted = 0
         self._scheduler = self._new_scheduler()
         # Requests that have not ended, and ended ones that a caller still holds.
         self._live: WeakSet[Request] = WeakSet()
@@ -152,6 +162,13 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a request waits or runs."""
         return self._scheduler.has_work
+
+    @property
+    def load(self) -> EngineLoad:
+        """How much there is to do now. Any thread may ask."""
+        plans, pool = self._scheduler, self._scheduler.pool
+        used = 1 - pool.num_free / pool.num_blocks
+        return EngineLoad(plans.num_running, plans.num_waiting, used, self._num_preempted)
 
     @torch.inference_mode()
     def add(
@@ -231,8 +248,8 @@ class Engine:
         A step that prefills does not decode, so that a first token is seen as soon as it is there; the step after it
         does, so that a flood of short requests can't hold up the running ones.
         A prompt, or a row that grows, that finds no memory ends its own request (`Request.failure`). If anything is
-        raised here every request ends with a copy of it, because the device's state is unknown then, and the engine is
-        ready for new ones.
+        raised here every request that has begun ends with a copy of it, because the device's state is unknown then;
+        those that wait go on waiting, and the engine is ready for new ones. After an interrupt all end.
         Returns whether a step runs ahead: then the next one tells readers, when it has launched and only waits for the
         device. A reader that wakes while a step is launched would hold it up, as Python runs one thread at a time.
         """
@@ -240,7 +257,7 @@ class Engine:
             with torch.cuda.device(self._runner.device) if self._on_cuda else nullcontext():
                 return self._step()
         except BaseException as error:
-            self.abort_all(error)
+            self.abort_all(error, only_begun=isinstance(error, Exception))
             raise
 
     def _step(self) -> bool:
@@ -249,6 +266,7 @@ class Engine:
             self.tell_readers()
             self._read(0)
         plan = self._scheduler.plan()
+        self._num_preempted += len(plan.preempted)
         # Surplus steps of a block's last owner may still be queued and write entries. They run before all that follows
         # on the same stream, and a sequence reads no entry of its own that it has not written: they are never read.
         self._runner.copy_blocks(plan.copies)
@@ -284,20 +302,28 @@ class Engine:
                 self._changed.add(request)
         request.note_finished()
 
-    def abort_all(self, error: BaseException | None = None) -> None:
-        """Drop every request and whatever is in flight. error: what a step raised."""
+    def abort_all(self, error: BaseException | None = None, *, only_begun: bool = False) -> None:
+        """Drop every request and whatever is in flight. error: what a step raised. only_begun: requests of which the
+        device has seen nothing go on waiting."""
+        fresh = [each for each in self._scheduler.waiting if only_begun and each.num_cached is None]
+        waiting = {cast("Sample", each.owner): each for each in fresh}
         # Not the scheduler's: where a step was interrupted amid its bookkeeping, a request may be in neither list.
         for request in [request for request in self._live if not request.finished]:
+            if all(sample in waiting for sample in request.samples):
+                continue
             request.failure = None if error is None else own_copy(error)
             for sample in request.samples:
                 if not sample.finished:
                     sample.abort()
             request.note_finished()
             self._changed.add(request)
-        self._live.clear()
+        self._live = WeakSet(request for request in self._live if not request.finished)
         # What the cache holds may be void: a step may have been interrupted.
         self._scheduler.pool.clear()
         self._scheduler = self._new_scheduler()
+        for sample, sequence in waiting.items():
+            if not sample.finished:
+                self._scheduler.add(sequence)
         for step in self._in_flight:
             if self._staging is not None:
                 self._staging.give(step.sampled.parts, step.ready)

@@ -16,7 +16,7 @@ from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import COMPACT
 from onewave.engine.arguments import EngineOptions, check_place, flag
-from onewave.engine.engine import Engine, PrefixCaching
+from onewave.engine.engine import Engine, EngineLoad, PrefixCaching
 from onewave.engine.grammar.compiler import Grammar, GrammarCompiler
 from onewave.engine.grammar.params import StructuredOutputsParams
 from onewave.engine.load.choices import (
@@ -389,6 +389,16 @@ class LLM:
     def step_seconds(self) -> float:
         """Seconds that the step under way has taken so far; 0 between steps."""
         return self._thread.step_seconds
+
+    @property
+    def failed_steps(self) -> int:
+        """Steps that raised since the last one that did not."""
+        return self._thread.failed_steps
+
+    @property
+    def load(self) -> EngineLoad | None:
+        """What the engine has to do now; None once it is closed."""
+        return None if self._engine is None else self._engine.load
 
     def step_traceback(self) -> str:
         """Where the engine's thread is now, as text; "" where it has ended."""

@@ -39,7 +39,7 @@ class _Mailbox:
 
     inbox: jobs; a queue ends the thread, which then puts None into it. serving: held by the thread while it serves the
     inbox, so that there are never two. ident: of that thread. step_began: by the performance counter; None
-    between steps.
+    between steps. failed: steps that raised since the last one that did not.
     """
 
     def __init__(self) -> None:
@@ -47,6 +47,7 @@ class _Mailbox:
         self.serving = threading.Lock()
         self.ident: int | None = None
         self.step_began: float | None = None
+        self.failed = 0
         self.pid = os.getpid()
 
 
@@ -102,6 +103,11 @@ class EngineThread:
         """Seconds that the step under way has taken so far; 0 between steps."""
         began = self._mailbox.step_began
         return 0.0 if began is None else time.perf_counter() - began
+
+    @property
+    def failed_steps(self) -> int:
+        """Steps that raised since the last one that did not."""
+        return self._mailbox.failed
 
     def traceback(self) -> str:
         """Where the thread is now, as text; "" where there is none."""
@@ -176,7 +182,7 @@ def _serve(mailbox: _Mailbox, engine_of: weakref.ref[Engine]) -> SimpleQueue[Non
                 engine.tell_readers()
                 while engine.has_work and inbox.empty():
                     mailbox.step_began = time.perf_counter()
-                    _step(engine)
+                    _step(engine, mailbox)
                 mailbox.step_began = None
                 engine.tell_readers()
             del job, engine
@@ -184,12 +190,14 @@ def _serve(mailbox: _Mailbox, engine_of: weakref.ref[Engine]) -> SimpleQueue[Non
     return job
 
 
-def _step(engine: Engine) -> None:
+def _step(engine: Engine, mailbox: _Mailbox) -> None:
     tells_later = False
     try:
         tells_later = engine.step()
+        mailbox.failed = 0
     except BaseException as error:
         # The requests that it ended have copies for their callers.
+        mailbox.failed += 1
         _log.debug("a step failed: %s", type(error).__name__)
     # Only now: a reader that is told finds that the frames of the failed step, and what they held, are gone.
     if not tells_later:

@@ -10,9 +10,10 @@ from itertools import accumulate
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from onewave.engine.aio import AsyncLLM
+from onewave.engine.engine import EngineLoad
 from onewave.engine.llm import Job
 from onewave.engine.output import RequestOutput
 
@@ -37,6 +38,7 @@ class Totals:
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class Buckets:
@@ -62,6 +64,7 @@ class Metrics:
     first: seconds to a request's first one."""
 
     def __init__(self, engine: AsyncLLM, model_name: str, *, vllm_names: bool) -> None:
+        self._engine = engine
         self.totals, self.between = Totals(), Buckets(_BETWEEN_TOKENS)
         self._registry = CollectorRegistry()
         self._prefix = "vllm:" if vllm_names else "onewave:"
@@ -84,13 +87,25 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """What is counted here, as Prometheus' registry asks for it."""
         names, values = list(self._labels), list(self._labels.values())
-        for name, what, value in (
-            ("prompt_tokens", "Prompt tokens.", self.totals.prompt_tokens),
-            ("generation_tokens", "Generated tokens.", self.totals.generated_tokens),
+        totals, load = self.totals, self._engine.llm.load or EngineLoad(0, 0, 0.0, 0)
+        for kind, name, what, value in (
+            (CounterMetricFamily, "prompt_tokens", "Prompt tokens.", totals.prompt_tokens),
+            (CounterMetricFamily, "generation_tokens", "Generated tokens.", totals.generated_tokens),
+            (
+                CounterMetricFamily,
+                "prefix_cache_queries",
+                "Prompt tokens looked for in the cache.",
+                totals.prompt_tokens,
+            ),
+            (CounterMetricFamily, "prefix_cache_hits", "Those that were there.", totals.cached_tokens),
+            (CounterMetricFamily, "num_preemptions", "Sequences that gave way to others.", load.num_preempted),
+            (GaugeMetricFamily, "num_requests_running", "Sequences that run.", load.num_running),
+            (GaugeMetricFamily, "num_requests_waiting", "Sequences that wait.", load.num_waiting),
+            (GaugeMetricFamily, "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", load.used_blocks),
         ):
-            counter = CounterMetricFamily(self._prefix + name, what, labels=names)
-            counter.add_metric(values, value)
-            yield counter
+            family = kind(self._prefix + name, what, labels=names)
+            family.add_metric(values, value)
+            yield family
         name, what = "inter_token_latency_seconds", "Between two tokens."
         histogram = HistogramMetricFamily(self._prefix + name, what, labels=names)
         histogram.add_metric(values, *self.between.cumulative())
@@ -155,6 +170,7 @@ class RequestWatch:
         later = new - begun
         if self._newest is None:
             metrics.totals.prompt_tokens += times.num_prompt_tokens
+            metrics.totals.cached_tokens += result.num_cached_tokens or 0
             if times.time_to_first_token is not None:
                 metrics.first.observe(times.time_to_first_token)
             if later > 0 and times.tokens_per_second:  # an answer that comes whole

@@ -80,7 +80,7 @@ def usage_of(*results: RequestOutput) -> dict[str, Any]:
     """The tokens of some requests so far, as protocol.base.Usage says."""
     prompt = sum(len(result.prompt_token_ids) for result in results)
     generated = sum(result.metrics.num_generation_tokens for result in results)
-    cached = sum(getattr(result, "num_cached_tokens", None) or 0 for result in results)
+    cached = sum(result.num_cached_tokens or 0 for result in results)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,

@@ -63,6 +63,13 @@ class Scheduler:
         return tuple(self._running.values())
 
     @property
+    def waiting(self) -> tuple[Scheduled, ...]:
+        """Sequences without a slot, in turn."""
+        return tuple(
+            sorted((each for each in self._of_owner.values() if each.slot is None), key=lambda each: each.turn)
+        )
+
+    @property
     def num_running(self) -> int:
         """Sequences with a slot."""
         return len(self._running)

@@ -19,11 +19,13 @@ router = APIRouter()
 
 @router.get("/health", responses={200: {}, **ERRORS})
 async def health(served: UsesServed) -> Response:
-    """200 while requests are taken and steps end in time, else 503."""
+    """200 while requests are taken and steps end well and in time, else 503."""
     if served.engine.stopping:
         raise ApiError(503, "the server is stopping", code="stopping")
     if served.engine.stalled:
         raise ApiError(503, "a step takes too long; the log says which", code="stalled")
+    if served.engine.failing:
+        raise ApiError(503, "one step after another fails; the log says why", code="failing")
     return json_response({"status": "ok"})
 
 
