@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from kit.allocator_model import CountedMemory, Model, run_random
+from kit.alone.allocator_model import CountedMemory, Model, run_random
 from onewave.base.errors import CapacityError, InvalidArgumentError
 from onewave.memory.allocator import (
     ALIGNMENT,

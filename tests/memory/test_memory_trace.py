@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kit.allocator_model import CountedMemory
+from kit.alone.allocator_model import CountedMemory
 from onewave.base.errors import InvalidArgumentError
 from onewave.memory.allocator import Allocator
 from onewave.memory.plan import Lifetime

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs onewave[serve]")
 
+from kit.browser import browser as browser
 from kit.serving import Serving, serve_in_thread, tiny_llm
 
 

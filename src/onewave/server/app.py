@@ -10,13 +10,13 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 import onewave
-from onewave.server.api import chat, completions, messages, responses, status, tokens
+from onewave.server.api import chat, completions, messages, page, responses, status, tokens
 from onewave.server.http import errors
 from onewave.server.http.guard import Guard
 from onewave.server.http.logs import report
 from onewave.server.served import Served
 
-ROUTERS = (status.router, chat.router, completions.router, responses.router, messages.router, tokens.router)
+ROUTERS = tuple(one.router for one in (page, status, chat, completions, responses, messages, tokens))
 
 
 def make_app(served: Served) -> FastAPI:
@@ -39,6 +39,7 @@ def make_app(served: Served) -> FastAPI:
     app.state.served = served
     for router in ROUTERS:
         app.include_router(router)
+    page.mount(app)
     errors.install(app)
     options = served.options
     app.add_middleware(Guard, options=options)

@@ -1,5 +1,7 @@
-"""An allocator beside a model of it: who owns each 256 bytes. `python tests/kit/allocator_model.py 10000000` runs so
-many random calls."""
+"""An allocator beside a model of it: who owns each 256 bytes.
+
+`python tests/kit/alone/allocator_model.py 10000000` runs so many random calls.
+"""
 
 from __future__ import annotations
 
