@@ -22,8 +22,8 @@ _EXPONENT = 14
 
 @dataclass(frozen=True)
 class GroupedRows:
-    """Rows of n columns in groups. codes: uint8 [rows, n], 0 to 15. scales, minima: float16 [rows, groups]. row_scales:
-    float32 [rows], powers of two."""
+    """Rows of n columns in groups. codes: uint8 [rows, n]. scales, minima: float16 [rows, groups], or float32 of 8-bit
+    codes. row_scales: float32 [rows], powers of two."""
 
     codes: Tensor
     scales: Tensor
@@ -46,9 +46,7 @@ def round_groups(rows: Tensor, rounding: GroupRounding) -> GroupedRows:
         scales, minima = (high - low) / 15, low
     else:
         scales, minima = _searched(groups), None
-    largest = (scales.abs() if minima is None else scales.abs().maximum(minima.abs())).nan_to_num().amax(dim=1)
-    exponent = torch.where(largest > 0, torch.frexp(largest).exponent - _EXPONENT, 0).clamp(-126, 126)
-    row_scales = torch.ldexp(torch.ones_like(largest), exponent)
+    row_scales = _powers_of_two(scales if minima is None else scales.abs().maximum(minima.abs()))
     narrow = (scales / row_scales[:, None]).half()
     step = (narrow.float() * row_scales[:, None])[..., None]
     if minima is None:
@@ -87,15 +85,37 @@ def _sum(values: Tensor) -> Tensor:
     return values
 
 
-def restore_groups(rows: GroupedRows, rounding: GroupRounding, dtype: torch.dtype) -> Tensor:
-    """Dequantise rows, in float32 and rounded once to dtype: [n, cols]."""
+def round_bytes(rows: Tensor, group: int, number: torch.dtype) -> GroupedRows:
+    """Round rows to 8 bits, 128 for zero: float32 [n, cols], a scale of dtype `number` for `group` columns.
+
+    A group's scale is its largest magnitude over 127. Ties to even; NaN and infinity as round_groups has them.
+    """
+    count, cols = rows.shape
+    groups = torch.nn.functional.pad(rows, (0, -cols % group)).view(count, -1, group)
+    scales = groups.abs().amax(dim=2) / 127
+    row_scales = _powers_of_two(scales)
+    narrow = (scales / row_scales[:, None]).to(number)
+    step = (narrow.float() * row_scales[:, None])[..., None]
+    codes = torch.where(step != 0, groups / step, 0.0).nan_to_num_(0.0).round_().add_(128).clamp_(1, 255)
+    return GroupedRows(codes.to(torch.uint8).view(count, -1)[:, :cols].contiguous(), narrow, None, row_scales)
+
+
+def _powers_of_two(numbers: Tensor) -> Tensor:
+    """Find each row's scale: float32 [rows] of [rows, groups]."""
+    largest = numbers.abs().nan_to_num().amax(dim=1)
+    exponent = torch.where(largest > 0, torch.frexp(largest).exponent - _EXPONENT, 0).clamp(-126, 126)
+    return torch.ldexp(torch.ones_like(largest), exponent)
+
+
+def restore_groups(rows: GroupedRows, group: int, dtype: torch.dtype, *, zero: int = 8) -> Tensor:
+    """Dequantise rows, in float32 and rounded once to dtype: [n, cols]. zero: the code of 0, without minima."""
     cols = rows.codes.shape[1]
 
     def spread(of_groups: Tensor) -> Tensor:
-        return of_groups.float().repeat_interleave(rounding.group, dim=1)[:, :cols]
+        return of_groups.float().repeat_interleave(group, dim=1)[:, :cols]
 
     if rows.minima is None:
-        values = (rows.codes.float() - 8) * spread(rows.scales)
+        values = (rows.codes.float() - zero) * spread(rows.scales)
     else:
         values = rows.codes.float() * spread(rows.scales) + spread(rows.minima)
     return (values * rows.row_scales[:, None]).to(dtype)
@@ -106,4 +126,4 @@ def rounded(rows: Tensor, rounding: Rounding, dtype: torch.dtype) -> Tensor:
     if isinstance(rounding, RowRounding):
         return restore_rows(*round_rows(rows, rounding), rounding, dtype)
     assert isinstance(rounding, GroupRounding)
-    return restore_groups(round_groups(rows, rounding), rounding, dtype)
+    return restore_groups(round_groups(rows, rounding), rounding.group, dtype)

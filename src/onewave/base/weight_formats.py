@@ -6,6 +6,7 @@ group. `COMPACT` loses nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onewave.base.errors import InvalidArgumentError, shown
@@ -79,6 +80,33 @@ def find_format(name: str) -> WeightFormat | None:
 def name_of(found: WeightFormat | None) -> str:
     """A format's name in WEIGHT_BYTES. found: None for 16 bits."""
     return "16-bit" if found is None else found.name
+
+
+@dataclass(frozen=True)
+class MixedFormat(WeightFormat):
+    """4-bit weights with others beside them. nibbles: their format. widths: matrices whose weights are twice or four
+    times as wide, 8 or 16 bits, by name. 8-bit ones have 128 for zero and a scale for `wide_group` columns, of
+    `wide_number` bytes: 2 (float16) or 4 (float32)."""
+
+    nibbles: GroupRounding
+    widths: tuple[tuple[str, int], ...]
+
+    @property
+    def wide_group(self) -> int:
+        """Columns that share a scale, of 8-bit weights."""
+        return max(16, 64 // self.beside_rows)
+
+    @property
+    def wide_number(self) -> int:
+        """Bytes of such a scale."""
+        return 4 if self.beside_rows == 8 else 2
+
+
+def mixed(nibbles: GroupRounding, widths: Mapping[str, int]) -> MixedFormat:
+    """Return 4-bit weights with some matrices of another width."""
+    n = nibbles
+    name, kept = f"{n.name}, mixed", tuple(sorted(widths.items()))
+    return MixedFormat(name, n.number + 16, n.weight_bytes, n.box_rows, n.beside_rows, n, kept)
 
 
 def find_rounding(name: object) -> Rounding | None:

@@ -45,6 +45,8 @@ _MAX_TASKS = 1 << 17
 _MAX_FILLING = 1.03
 MAX_CONTEXT = 1 << 30
 """Tokens of a cache, beyond those of any model today."""
+Widths = tuple[tuple[str, int], ...]
+"""Matrices by name with their Operation.width, where a step's formats are mixed; of others it is 1."""
 SYNC_POLICY = "none"
 """The policy by which the launched program's proof shares counters: one a stage, fewest words."""
 
@@ -161,7 +163,9 @@ def head_groups(config: ModelConfig, padded: int, splits: int | None = None) -> 
     return replace(one, splits=splits, merged=one.size if few else merged, reader_merges=few)
 
 
-def _shape(config: ModelConfig, padded: int, weight_bytes: float = 2, slices: int | None = None) -> TileShape:
+def _shape(
+    config: ModelConfig, padded: int, weight_bytes: float = 2, slices: int | None = None, widths: Widths = ()
+) -> TileShape:
     columns = max(config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
 
     def made(images: int) -> TileShape:
@@ -175,6 +179,10 @@ def _shape(config: ModelConfig, padded: int, weight_bytes: float = 2, slices: in
     # A larger tile streams faster, unless much of it only fills up rows.
     # Four images of 16 sequences would spill.
     sizes = (1, 2, 4) if weight_bytes < 1 and padded <= 8 else (1, 2)
+    # A tile of the widest weights is one image at least.
+    sizes = tuple(images for images in sizes if images >= max((width for _, width in widths), default=1))
+    if not sizes:
+        raise UnsupportedError("one wave", got=f"weights of 16 bits among 4-bit ones for {padded} sequences")
     smallest, *larger = map(made, sizes)
     filled = _MAX_FILLING * _padded_values(config, smallest)
     return next((shape for shape in reversed(larger) if _padded_values(config, shape) <= filled), smallest)
@@ -188,7 +196,9 @@ def _padded_values(config: ModelConfig, shape: TileShape) -> int:
     return sum(rows * -(-cols // shape.cols) * shape.cols for rows, cols in sizes)
 
 
-def workers_for(config: ModelConfig, *, batch: int, available: int, weight_bytes: float = 2) -> int:
+def workers_for(
+    config: ModelConfig, *, batch: int, available: int, weight_bytes: float = 2, widths: Widths = ()
+) -> int:
     """Choose the thread blocks of a launch, so that each has a row block of the head.
 
     available: blocks that the device runs at once. One or two sequences take all of them: more rings ride out a
@@ -197,7 +207,7 @@ def workers_for(config: ModelConfig, *, batch: int, available: int, weight_bytes
     """
     _check_supported(config, batch)
     padded = 1 << (batch - 1).bit_length()
-    shape = _shape(config, padded, weight_bytes)
+    shape = _shape(config, padded, weight_bytes, widths=widths)
     available = min(available, -(-config.vocab_size // shape.rows))
     if padded <= 2:
         return available
@@ -214,12 +224,14 @@ def plan_decode(
     policy: str = SYNC_POLICY,
     weight_bytes: float = 2,
     context: int = 0,
+    widths: Widths = (),
 ) -> DecodePlan:
     """Plan one step of up to `batch` sequences (rounded up to a power of two), prove it and lower it.
 
     policy: as of DealtStep.proved. The other arguments and errors are those of deal_decode.
     """
-    return deal_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes, context=context).proved(policy)
+    dealt = deal_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes, context=context, widths=widths)
+    return dealt.proved(policy)
 
 
 @dataclass(frozen=True)
@@ -265,6 +277,7 @@ def deal_decode(
     weight_bytes: float = 2,
     context: int = 0,
     changes: StepChanges | None = None,
+    widths: Widths = (),
 ) -> DealtStep:
     """Deal one step of up to `batch` sequences (rounded up to a power of two) out to workers.
 
@@ -280,7 +293,7 @@ def deal_decode(
         raise InvalidArgumentError("one wave: context", got=str(context), allowed=f"0 to {MAX_CONTEXT:,}")
     changes = changes or StepChanges()
     operations, shape, groups = step_parts(
-        config, batch=batch, weight_bytes=weight_bytes, splits=changes.splits, slices=changes.slices
+        config, batch=batch, weight_bytes=weight_bytes, splits=changes.splits, slices=changes.slices, widths=widths
     )
     shape = changes.of_shape(shape)
     deal = Deal(operations, shape, workers, shape.batch, by_writer=True, context=context)
@@ -307,6 +320,7 @@ def step_parts(
     weight_bytes: float = 2,
     splits: int | None = None,
     slices: int | None = None,
+    widths: Widths = (),
 ) -> tuple[dict[str, AnyOperation], TileShape, HeadGroups]:
     """Return a step's operations, by opcode name, the tiling of its products, and its groups of heads.
 
@@ -315,13 +329,15 @@ def step_parts(
     """
     _check_supported(config, batch)
     padded = 1 << (batch - 1).bit_length()
-    groups, shape = head_groups(config, padded, splits), _shape(config, padded, weight_bytes, slices)
-    return _operations(config, shape, groups, slices), shape, groups
+    groups, shape = head_groups(config, padded, splits), _shape(config, padded, weight_bytes, slices, widths)
+    return _operations(config, shape, groups, slices, dict(widths)), shape, groups
 
 
-def plan_program(config: ModelConfig, *, batch: int, workers: int, weight_bytes: float = 2) -> WaveProgram:
+def plan_program(
+    config: ModelConfig, *, batch: int, workers: int, weight_bytes: float = 2, widths: Widths = ()
+) -> WaveProgram:
     """Return plan_decode's program alone: another process hands it back without the graph and its proof."""
-    return plan_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes).program
+    return plan_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes, widths=widths).program
 
 
 def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: float = 2) -> int:
@@ -342,12 +358,16 @@ def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: fl
 
 
 def _operations(
-    config: ModelConfig, shape: TileShape, groups: HeadGroups, slices: int | None = None
+    config: ModelConfig,
+    shape: TileShape,
+    groups: HeadGroups,
+    slices: int | None = None,
+    widths: Mapping[str, int] | None = None,
 ) -> dict[str, AnyOperation]:
     hidden, inner = config.hidden_size, config.intermediate_size
     width = config.num_heads * config.head_dim
     qkv = width + 2 * config.num_kv_heads * config.head_dim
-    slices = slices or slices_of(hidden, inner, shape)
+    widths, asked = widths or {}, slices
     found: dict[str, AnyOperation] = {}
     x = INPUT
     for layer in range(config.num_layers):
@@ -371,6 +391,8 @@ def _operations(
             f"gate_up{layer}", 2 * inner, hidden, 1, f"h{layer}", f"act{layer}", gated=True, norm=True
         )
         x = f"x{layer + 1}"
+        wide = widths.get(f"down{layer}", 1)
+        slices = asked or slices_of(hidden, inner, shape.of_width(wide))
         if slices == 1:
             found[f"down{layer}"] = Operation(f"down{layer}", hidden, inner, 1, f"act{layer}", x, residual=True)
         else:
@@ -379,4 +401,10 @@ def _operations(
             found[f"down{layer}_sum"] = Operation(None, hidden, inner, slices, sums, x, residual=True)
     rows = -(-config.vocab_size // shape.rows) * shape.rows
     found["head"] = Operation("head", rows, hidden, 1, x, OUTPUT, norm=True, logits=True)
-    return found
+    return found if not widths else {name: _of_width(made, widths) for name, made in found.items()}
+
+
+def _of_width(operation: AnyOperation, widths: Mapping[str, int]) -> AnyOperation:
+    if not isinstance(operation, Operation) or operation.weight not in widths:
+        return operation
+    return replace(operation, width=widths[operation.weight])

@@ -30,11 +30,13 @@ from kit.numpy_gpu.numpy_memory import (
     Memory,
     Pointer,
     PointerType,
+    both,
     compact_numbers,
     listed_numbers,
     multiplied,
     nibbles,
     raised,
+    unsigned_bytes,
     widened,
     wrapped,
 )
@@ -277,7 +279,7 @@ class Gluon:
 
 
 _ATTEND = "attend.combine attend.streamed attend.cached attend.publish attend.attend attend.merge"
-_NAMES = f"records finish {_ATTEND} exchange hand_over widen.groups widen.widen load kernel"
+_NAMES = f"records finish {_ATTEND} exchange hand_over widen.groups widen.wide widen.widen load kernel"
 WAVE = tuple(import_module(f"onewave.wave.kernel.{name}") for name in _NAMES.split())
 """The modules of the wave kernel."""
 
@@ -404,6 +406,8 @@ def _namespace(
         "widened": widened,
         "raised": raised,
         "nibbles": nibbles,
+        "unsigned_bytes": unsigned_bytes,
+        "both": both,
         "compact_numbers": compact_numbers,
         "listed_numbers": listed_numbers,
         "nanoseconds": lambda after: 0,

@@ -138,6 +138,18 @@ def nibbles(words: Array) -> tuple[Array, ...]:
     return tuple(wrapped(raw[..., byte] & mask) for mask in (15, 240) for byte in range(4))
 
 
+def unsigned_bytes(words: Array) -> tuple[Array, ...]:
+    """What nibble_values.unsigned_bytes says in PTX."""
+    raw = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4).astype(np.int16)
+    return tuple(wrapped(raw[..., byte]) for byte in range(4))
+
+
+def both(words: Array) -> tuple[Array, ...]:
+    """What nibble_values.both says in PTX."""
+    raw = np.ascontiguousarray(words).view(np.int16).reshape(*words.shape, 2)
+    return wrapped(raw[..., 0]), wrapped(raw[..., 1])
+
+
 def raised(words: Array, DTYPE: Any, FORMAT: int) -> Array:
     """What byte_values.raised says in PTX."""
     if FORMAT == 0 or DTYPE is np.float16:

@@ -13,7 +13,7 @@ from kit.models.tiny_decoders import BASE, randn
 from kit.numpy_gpu.numpy_memory import DTYPES, Memory, Pointer
 from kit.numpy_gpu.numpy_tensor_maps import Boxes
 from kit.numpy_gpu.simulated_device import Bench, words
-from onewave.base.weight_formats import WeightFormat
+from onewave.base.weight_formats import MixedFormat, WeightFormat
 from onewave.models.batch import Batch
 from onewave.models.decode_wave import wave_weights
 from onewave.models.llama import Llama
@@ -48,7 +48,8 @@ class Simulated:
         **constants: Any,
     ):
         width = 2 if weight_format is None else weight_format.weight_bytes
-        plan = plan_decode(model.config, batch=batch, workers=workers, weight_bytes=width)
+        widths = weight_format.widths if isinstance(weight_format, MixedFormat) else ()
+        plan = plan_decode(model.config, batch=batch, workers=workers, weight_bytes=width, widths=widths)
         config, groups, self.dtype = model.config, plan.groups, model.weights.embedding.dtype
         stream = WeightStream(plan.program, self.dtype, CPU, weight_format)
         for name, weight in wave_weights(model).items():
@@ -70,7 +71,7 @@ class Simulated:
             | constants,
         )
         put = self.bench.memory.put
-        self.config, self.slots = config, slots
+        self.config, self.slots, self.stream = config, slots, stream
         self.cache_shape = (config.num_layers, slots, config.num_kv_heads, CAPACITY, config.head_dim)
         empty = words(torch.full(self.cache_shape, torch.nan, dtype=self.dtype))
         self.k, self.v = put(empty), put(empty)

@@ -9,13 +9,15 @@ import torch
 
 from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, random_model
 from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, Simulated, assert_batch_invariant, assert_error_rule
-from onewave.base.weight_formats import NIBBLES, GroupRounding
+from onewave.base.weight_formats import NIBBLES, GroupRounding, mixed
 from onewave.engine.load.rounded import round_weights
+from onewave.engine.load.streamed import layer_matrices
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
+from onewave.wave.weights.pack import WeightStream
 
 INT4 = NIBBLES[128, False]
 WIDE = replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig("default", 500.0, 128))
@@ -68,6 +70,46 @@ def test_every_width_of_the_products_and_of_tiles(
     shape = plan_decode(model.config, batch=batch, workers=3, weight_bytes=form.weight_bytes).program.shape
     assert shape.images == images
     agree(model, form, batch, steps=2 if batch < 4 else 1)
+
+
+def of_stream(model: Llama, stream: WeightStream) -> Llama:
+    """A model in float32 of the matrices that a stream holds."""
+    ones, config = torch.ones_like(model.weights.norm), model.config
+
+    def dense(name: str, *shape: int) -> torch.Tensor:
+        return stream.matrix(name, *shape).dense().clone()
+
+    layers = tuple(
+        replace(layer, input_norm=ones, post_norm=ones, **{n: dense(f"{n}{i}", *s) for n, s in shapes.items()})
+        for shapes in (layer_matrices(config),)
+        for i, layer in enumerate(model.weights.layers)
+    )
+    head = dense("head", config.vocab_size, config.hidden_size)
+    weights = replace(model.weights, layers=layers, norm=ones, head=head)
+    return in_float32(Llama(config, weights, max_model_len=model.max_model_len))
+
+
+@pytest.mark.parametrize(
+    ("nibbles", "batch", "widths"),
+    [
+        (INT4, 4, {"head": 4, "down0": 2}),
+        (NIBBLES[32, True], 8, {"head": 2, "o0": 4, "qkv0": 2}),
+        (NIBBLES[64, True], 1, {"head": 2, "gate_up0": 2}),
+        (NIBBLES[32, False], 2, {"down0": 2, "qkv0": 4}),
+    ],
+    ids=lambda given: getattr(given, "name", ""),
+)
+def test_matrices_of_eight_and_sixteen_bits_lie_beside_those_of_four(
+    nibbles: GroupRounding, batch: int, widths: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_plan, "_MAX_FILLING", 100.0)
+    model = random_model(replace(LONG, intermediate_size=2112))
+    wave = Simulated(model, batch, 3, batch, weight_format=mixed(nibbles, widths))
+    exact = of_stream(model, wave.stream)
+    rows = [5] * batch, [0] * batch, list(range(batch))
+    kv = exact.new_cache(num_slots=batch, capacity=CAPACITY)
+    expected = exact.forward(Batch.decode(*torch.tensor(rows)), kv)
+    assert (wave.step(*rows) - expected).norm() < 2e-3 * expected.norm()
 
 
 def test_neither_workers_nor_batch_mates_change_a_bit() -> None:

@@ -11,11 +11,11 @@ import torch
 from kit.operands.random import randn
 from kit.ptx.ptx_text import executed
 from onewave.base.group_rounding import restore_groups, round_groups
-from onewave.base.weight_formats import NIBBLES, GroupRounding
+from onewave.base.weight_formats import NIBBLES, GroupRounding, mixed
 from onewave.wave.kernel.widen import nibble_values
-from onewave.wave.kernel.words import group_of, has_minima, scale_rows, tile_bytes
+from onewave.wave.kernel.words import group_of, has_minima, scale_rows, tile_bytes, wide_group, wide_number
 from onewave.wave.plan.layout import tile_shape
-from onewave.wave.weights.formats import tile_format
+from onewave.wave.weights.formats import Tiles, tile_format
 from onewave.wave.weights.formats.group_nibbles import NibbleTiles, codes_of, nibble_images
 from onewave.wave.weights.pack_impl import UnpackedRows, unpack_nibbles
 
@@ -27,7 +27,7 @@ INT4 = NIBBLES[128, False]
 def test_a_scale_leaves_no_more_than_the_one_of_the_largest_magnitude(form: GroupRounding) -> None:
     rows = randn(5, 960) * torch.tensor([1e-3, 1.0, 30.0, 1e-15, 1e15])[:, None]
     made = round_groups(rows, form)
-    found = restore_groups(made, form, torch.float32)
+    found = restore_groups(made, form.group, torch.float32)
     padded = torch.nn.functional.pad(rows, (0, -960 % form.group)).view(5, -1, form.group)
     if form.minima:
         step = (padded.amax(2).clamp(min=0) - padded.amin(2).clamp(max=0)) / 15
@@ -45,7 +45,7 @@ def test_a_scale_leaves_no_more_than_the_one_of_the_largest_magnitude(form: Grou
 def test_rows_of_zeros_stay_zeros_and_rows_of_nonsense_show(form: GroupRounding) -> None:
     rows = torch.zeros(4, 128)
     rows[1, 3], rows[2, 100], rows[3, 0] = torch.nan, torch.inf, 1e-41
-    found = restore_groups(round_groups(rows, form), form, torch.float32)
+    found = restore_groups(round_groups(rows, form), form.group, torch.float32)
     assert torch.equal(found[0], rows[0])
     assert found[1:3].isnan().any(1).all()
     assert found[3].abs().max() < 1e-37
@@ -101,7 +101,7 @@ def test_packed_rows_come_back_with_their_scales(form: GroupRounding, batch: int
     assert isinstance(tiles, NibbleTiles)
     packed = tiles.pack_groups(made)
     assert packed.images.shape == (2 * -(-cols // shape.cols), shape.tile_bytes)
-    assert torch.equal(tiles.restore(packed, cols), restore_groups(made, form, torch.bfloat16))
+    assert torch.equal(tiles.restore(packed, cols), restore_groups(made, form.group, torch.bfloat16))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,41 @@ def test_the_unpacking_kernel_reads_what_was_packed(
     for first, last in ((0, height), (5, 17), (height - 1, height)):
         out = torch.full((count, last - first, cols), torch.nan, dtype=torch.float16)
         low, high = first * count // shape.rows, -(-last * count // shape.rows)
-        unpack_nibbles(stream, places, packed.scales, UnpackedRows(out, count, first, low, high - low), shape, form)
+        part = UnpackedRows(out, count, first, low, high - low)
+        unpack_nibbles(Tiles(stream, packed.scales), places, part, shape, form)
         for found, matrix in zip(out, matrices, strict=True):
-            expected = restore_groups(round_groups(matrix[first:last], form), form, torch.float16)
+            expected = restore_groups(round_groups(matrix[first:last], form), form.group, torch.float16)
             assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("nibbles", "width", "batch", "cols"), [
+    (INT4, 2, 4, 600), (NIBBLES[32, True], 2, 1, 1500), (INT4, 4, 2, 700), (NIBBLES[64, True], 4, 8, 130),
+], ids=lambda given: getattr(given, "name", given))  # fmt: skip
+def test_wider_rows_come_back_by_plain_indexing_and_by_the_kernel(
+    nibbles: GroupRounding, width: int, batch: int, cols: int
+) -> None:
+    form = mixed(nibbles, {"down0": width})
+    assert (wide_group.fn(form.number), wide_number.fn(form.number)) == (form.wide_group, form.wide_number)
+    shape = tile_shape(batch, weight_bytes=form.weight_bytes, images=4)
+    tiles = tile_format(form, shape, torch.float16, width)
+    assert tiles.shape.tile_bytes == shape.tile_bytes
+    rows = randn(2 * shape.rows, cols)
+    rows = rows if tiles.wide else rows.half()
+    packed = tiles.pack(rows)
+    found = tiles.restore(packed, cols)
+    assert packed.images.shape[1] == shape.tile_bytes
+    assert torch.equal(found, tiles.expected(rows))
+    assert (found.float() - rows.float()).abs().max() <= (0.02 if width == 2 else 0)
+    out = torch.full((1, 2 * shape.rows, cols), torch.nan, dtype=torch.float16)
+    tiles.unpack(packed, torch.arange(len(packed.images)).int(), UnpackedRows(out, 1, 0, 0, 2))
+    assert torch.equal(out[0], found)
+
+
+def test_all_bytes_widen_exactly_in_every_place_of_a_word() -> None:
+    words = np.random.default_rng(2).integers(0, 1 << 32, 4096, dtype=np.uint32)
+    words[:256] = np.arange(256) * 0x01010101
+    made = executed(nibble_values._BYTES.value, {"$4": words})
+    for place in range(4):
+        found = torch.from_numpy(np.ascontiguousarray(made[f"${place}"])).view(torch.bfloat16)
+        expected = torch.from_numpy((words >> (8 * place) & 255).astype(np.float64))
+        assert torch.equal(found.double(), expected * 2.0**-133)

@@ -72,10 +72,10 @@ def _may_plan(path: str, config: ModelConfig, options: LoadOptions) -> bool:
         return False
     if options.plan is not None:
         return True
-    width = options.weight_bytes
-    if planned_before(config, batch=batch, cache_dir=options.cache_dir, weight_bytes=width):
+    width, widths = options.weight_bytes, options.widths
+    if planned_before(config, batch=batch, cache_dir=options.cache_dir, weight_bytes=width, widths=widths):
         return False
-    shipped = options.dtype is torch.bfloat16 and is_shipped(config, batch=batch, weight_bytes=width)
+    shipped = not widths and options.dtype is torch.bfloat16 and is_shipped(config, batch=batch, weight_bytes=width)
     return not (shipped and has_prebuilt("wave"))
 
 
@@ -112,7 +112,7 @@ def _planning(config: ModelConfig, options: LoadOptions, workers: int) -> Callab
     if options.plan is not None:
         return partial(plan_file_program, config, options.plan)
     batch, width = options.max_num_seqs, options.weight_bytes
-    return partial(plan_program, config, batch=batch, workers=workers, weight_bytes=width)
+    return partial(plan_program, config, batch=batch, workers=workers, weight_bytes=width, widths=options.widths)
 
 
 def _compile(config: ModelConfig, options: LoadOptions, program: WaveProgram | None) -> None:

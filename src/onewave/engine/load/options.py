@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from onewave.base.settings import Settings
-from onewave.base.weight_formats import Rounding, WeightFormat
+from onewave.base.weight_formats import MixedFormat, Rounding, WeightFormat
 from onewave.engine.load.stopwatch import Stopwatch
 from onewave.models.config.model_config import ModelConfig
 
@@ -54,6 +54,11 @@ class LoadOptions:
     def weight_bytes(self) -> float:
         """Bytes of a weight in the stream."""
         return self.dtype.itemsize if self.weight_format is None else self.weight_format.weight_bytes
+
+    @property
+    def widths(self) -> tuple[tuple[str, int], ...]:
+        """Matrices of another width than most, by name (llama_plan.Widths)."""
+        return self.weight_format.widths if isinstance(self.weight_format, MixedFormat) else ()
 
     @property
     def rounding(self) -> Rounding | None:

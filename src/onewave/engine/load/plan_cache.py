@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama_plan import planned_facts
+from onewave.models.llama_plan import Widths, planned_facts
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.program_file import program_bytes, read_program
 from onewave.weights.fetch.sources import BUILTIN_DIR
@@ -46,9 +46,11 @@ _UNFINISHED = ".program-"
 _STALE_SECONDS = 3600.0
 
 
-def program_path(config: ModelConfig, *, batch: int, workers: int, cache_dir: Path, weight_bytes: float = 2) -> Path:
+def program_path(
+    config: ModelConfig, *, batch: int, workers: int, cache_dir: Path, weight_bytes: float = 2, widths: Widths = ()
+) -> Path:
     """Where the cache keeps the program of a step, whether or not it is there."""
-    return cache_dir / "wave" / f"{_key(config, batch, weight_bytes)}-{workers}.program"
+    return cache_dir / "wave" / f"{_key(config, batch, weight_bytes, widths)}-{workers}.program"
 
 
 def shipped_path(config: ModelConfig, *, batch: int, workers: int, weight_bytes: float = 2) -> Path:
@@ -61,16 +63,19 @@ def is_shipped(config: ModelConfig, *, batch: int, weight_bytes: float = 2) -> b
     return any(SHIPPED.glob(f"{_shipped_key(config, batch, weight_bytes)}-*.program"))
 
 
-def planned_before(config: ModelConfig, *, batch: int, cache_dir: Path, weight_bytes: float = 2) -> bool:
+def planned_before(
+    config: ModelConfig, *, batch: int, cache_dir: Path, weight_bytes: float = 2, widths: Widths = ()
+) -> bool:
     """Say whether the cache keeps a step's program, for any number of workers, without asking a GPU for theirs."""
     try:
-        return any((cache_dir / "wave").glob(f"{_key(config, batch, weight_bytes)}-*.program"))
+        return any((cache_dir / "wave").glob(f"{_key(config, batch, weight_bytes, widths)}-*.program"))
     except (OSError, ValueError):  # a directory that may not be searched, or no path at all
         return False
 
 
-def _key(config: ModelConfig, batch: int, weight_bytes: float) -> str:
-    return _digest_of({"config": asdict(config), "sources": _sources_digest(_SOURCES)}, batch, weight_bytes)
+def _key(config: ModelConfig, batch: int, weight_bytes: float, widths: Widths) -> str:
+    facts = {"config": asdict(config), "sources": _sources_digest(_SOURCES), "widths": widths}
+    return _digest_of(facts, batch, weight_bytes)
 
 
 def _shipped_key(config: ModelConfig, batch: int, weight_bytes: float) -> str:

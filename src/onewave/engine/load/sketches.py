@@ -92,7 +92,8 @@ def blank_stream(config: ModelConfig, options: LoadOptions, program: WaveProgram
 
     if program is None:
         workers, batch = co_resident(options.device), options.max_num_seqs
-        plan = partial(plan_program, one_layer(config), batch=batch, workers=workers, weight_bytes=options.weight_bytes)
+        width, widths = options.weight_bytes, options.widths
+        plan = partial(plan_program, one_layer(config), batch=batch, workers=workers, weight_bytes=width, widths=widths)
         program = done_by(options.compilers, plan)
     return _NoWeights(program, options.dtype, options.device, options.weight_format)
 

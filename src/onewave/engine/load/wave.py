@@ -97,8 +97,11 @@ def _program(config: ModelConfig, options: LoadOptions) -> WaveProgram:
             raise UnsupportedError("plan: workers", got=str(workers), allowed=f"up to {available}, the GPU's SMs")
         # A changed plan is proved at each load.
         return plan_and_compile(config, options, workers)
-    workers = workers_for(config, batch=batch, available=available, weight_bytes=width)
-    path = program_path(config, batch=batch, workers=workers, cache_dir=options.cache_dir, weight_bytes=width)
+    widths = options.widths
+    workers = workers_for(config, batch=batch, available=available, weight_bytes=width, widths=widths)
+    path = program_path(
+        config, batch=batch, workers=workers, cache_dir=options.cache_dir, weight_bytes=width, widths=widths
+    )
     found = load_program(path)
     if found is None:
         found = plan_and_compile(config, options, workers)

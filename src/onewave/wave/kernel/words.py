@@ -63,16 +63,34 @@ def box_rows(FORMAT, IMAGES) -> int:
 @gluon.constexpr_function
 def group_of(FORMAT) -> int:
     """Columns that share a scale, of 4-bit weights (base/weight_formats.py): 32, 64 or 128."""
-    return (128, 64, 32)[(FORMAT - 4) % 3]
+    return (128, 64, 32)[(FORMAT % 16 - 4) % 3]
 
 
 @gluon.constexpr_function
 def has_minima(FORMAT) -> int:
     """Whether each group of 4-bit weights has a minimum beside its scale."""
-    return int(FORMAT >= 7)
+    return int(FORMAT % 16 >= 7)
 
 
 @gluon.constexpr_function
 def scale_rows(FORMAT) -> int:
     """Rows of 128 bytes of scales and minima, beside an image of 4-bit weights."""
-    return 128 // group_of(FORMAT) * (1 + has_minima(FORMAT))
+    return (1, 2, 4)[(FORMAT % 16 - 4) % 3] * (2 if FORMAT % 16 >= 7 else 1)
+
+
+@gluon.constexpr_function
+def is_mixed(FORMAT) -> int:
+    """Whether steps on 4-bit weights have others beside them: 8-bit ones with a scale a group, and 16-bit ones."""
+    return int(FORMAT >= 16)
+
+
+@gluon.constexpr_function
+def wide_group(FORMAT) -> int:
+    """Columns that share a scale, of 8-bit weights beside 4-bit ones: as few as a tile's bytes leave room for."""
+    return (64, 32, 16, 32, 16, 16)[FORMAT % 16 - 4]
+
+
+@gluon.constexpr_function
+def wide_number(FORMAT) -> int:
+    """Bytes of a scale of 8-bit weights: 4 (float32) where there is room, else 2 (float16)."""
+    return 4 if FORMAT % 16 == 9 else 2

@@ -106,7 +106,9 @@ class Deal:
 
     def _max_blocks(self, operation: Operation) -> int:
         """Return the most row blocks of a task: one group of them where activations pass through shared memory."""
-        passing = operation.weight is not None and passes(operation.cols, operation.slices, self.shape)
+        passing = operation.weight is not None and passes(
+            operation.cols, operation.slices, self.shape.of_width(operation.width)
+        )
         return self.shape.group if passing else operation.rows
 
     def blocks_of(self, name: str) -> int:
@@ -153,7 +155,8 @@ class Deal:
         if operation.weight is None:
             reads: list[Tile] = [(operation.source, (k, row)) for k in range(operation.slices) for row in spans]
         else:
-            bounds = slice_bounds(operation.cols, operation.slices, self.shape)
+            shape = self.shape.of_width(operation.width)
+            bounds = slice_bounds(operation.cols, operation.slices, shape)
             reads = []
             if operation.merges is not None:
                 groups = operation.merges.groups
@@ -161,7 +164,7 @@ class Deal:
                 reads += [(operation.merges.target, (unit, split)) for unit in units for split in range(groups.splits)]
             reads += self._reads(operation.source, bounds[part], bounds[part + 1])
             reads += [(self._weight(name, operation), (first + i, part)) for i in range(blocks)]
-            tiles = -(-(bounds[part + 1] - bounds[part]) // self.shape.cols)
+            tiles = -(-(bounds[part + 1] - bounds[part]) // shape.cols)
             self.load[worker] += blocks * tiles
             flops = 2 * blocks * height * (bounds[part + 1] - bounds[part]) * self.batch
         writes: list[Tile] = self._writes(operation, first, blocks, part, worker)
@@ -178,10 +181,11 @@ class Deal:
     def _weight(self, name: str, operation: Operation) -> str:
         tensor = f"W_{name}"
         if tensor not in self.build.tensors:
-            bounds = slice_bounds(operation.cols, operation.slices, self.shape)
+            shape = self.shape.of_width(operation.width)
+            bounds = slice_bounds(operation.cols, operation.slices, shape)
             width = max(b - a for a, b in pairwise(bounds))
-            shape = (operation.rows, width * operation.slices)
-            self.build.tensor(tensor, shape, (self.shape.rows, width), self.shape.weight_bytes)
+            whole = (operation.rows, width * operation.slices)
+            self.build.tensor(tensor, whole, (shape.rows, width), shape.weight_bytes)
         return tensor
 
     def _tensor(

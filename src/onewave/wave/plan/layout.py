@@ -89,6 +89,13 @@ class TileShape:
         """Rows of a weight tile in the stream, 128 bytes each."""
         return self.tile_bytes // 128
 
+    def of_width(self, width: int) -> TileShape:
+        """The tiling of a matrix whose weights are so many times as wide: as many bytes a tile, of fewer columns."""
+        if width == 1:
+            return self
+        images, chunk = self.images // width, self.chunk * width
+        return replace(self, images=images, chunk=chunk, weight_bytes=self.weight_bytes * width)
+
     @property
     def quarters(self) -> int:
         """Column groups of a tile."""

@@ -63,6 +63,7 @@ def _product(
     operation: Operation, task: Task, place: Mapping[str, Region], shape: TileShape, more: Mapping[str, int]
 ) -> ProductStep:
     blocks, part = task.index[1:]
+    shape = shape.of_width(operation.width)
     bounds = slice_bounds(operation.cols, operation.slices, shape)
     begin, end = bounds[part], bounds[part + 1]
     tiles = -(-(end - begin) // shape.cols)
@@ -86,6 +87,7 @@ def _product(
         chunks=chunks,
         first_column=begin // 2,
         columns=(end - begin) // 2,
+        width=operation.width if operation.width > 1 else 0,
         **_rows(operation, task, place),
         **merging,
         **more,

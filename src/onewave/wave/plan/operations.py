@@ -23,7 +23,8 @@ class Operation:
 
     Of a decode step alone: norm: the source is divided by its root mean square. residual: the result is added to the
     float32 residual stream. embedded: the caller's input, or the residual stream before, is the token's embedding.
-    logits: float32 results to the caller. bias: the first value of the rows' bias among all biases. merges: the
+    logits: float32 results to the caller. width: how many times as many bytes a weight takes as the step's TileShape
+    says. bias: the first value of the rows' bias among all biases. merges: the
     attention that leaves its splits to this product, which merges them while it loads them.
     """
 
@@ -42,6 +43,7 @@ class Operation:
     logits: bool = False
     bias: int | None = None
     merges: Attention | None = None
+    width: int = 1
 
     @property
     def flags(self) -> int:

@@ -53,6 +53,7 @@ class WaveProgram:
     slack: Words
     key_tasks: Words
     stream: Mapping[str, Ints]
+    widths: Mapping[str, int]
     stream_tiles: int
     set_words: int
     regions: tuple[Region, ...]
@@ -165,6 +166,9 @@ def build_program(
         slack=_rows_of(slack),
         key_tasks=_rows_of(key_tasks),
         stream=_stream(tiles, workers),
+        widths={
+            o.weight: o.width for o in operations.values() if isinstance(o, Operation) and o.weight and o.width > 1
+        },
         stream_tiles=int(lanes[:, 0].max(initial=0)) * workers,
         set_words=max((-(-(region.first + region.words) // 32) * 32 for region in regions), default=0),
         regions=regions,
@@ -186,9 +190,10 @@ def _tiles_of(lane: Sequence[AnyOperation], tasks: Sequence[Task], shape: TileSh
     for operation, task in zip(lane, tasks, strict=True):
         if isinstance(operation, Operation) and operation.weight is not None:
             first, blocks, part = task.index
-            bounds = slice_bounds(operation.cols, operation.slices, shape)
-            columns = range(bounds[part] // shape.cols, -(-bounds[part + 1] // shape.cols))
-            chunks = [columns[at : at + shape.chunk] for at in range(0, len(columns), shape.chunk)]
+            own = shape.of_width(operation.width)
+            bounds = slice_bounds(operation.cols, operation.slices, own)
+            columns = range(bounds[part] // own.cols, -(-bounds[part + 1] // own.cols))
+            chunks = [columns[at : at + own.chunk] for at in range(0, len(columns), own.chunk)]
             groups = [
                 range(at, min(at + shape.group, first + blocks)) for at in range(first, first + blocks, shape.group)
             ]

@@ -41,6 +41,7 @@ def program_bytes(program: WaveProgram, *, table: NDArray[np.int32] | None = Non
         "phases": of_phase,
         "numbers": {name: getattr(program, name) for name in _NUMBERS},
         "first_scale": dict(program.first_scale),
+        "widths": dict(program.widths),
     }
     tables: dict[str, Any] = {name: _differences(getattr(program, name)) for name in _ARRAYS}
     buffer = io.BytesIO()
@@ -112,6 +113,7 @@ def _program(arrays: Mapping[str, NDArray[Any]]) -> WaveProgram:
         names=tuple(f"{opcodes[opcode]}#{number}" for opcode, number, _ in names),
         phases=tuple(phases[phase] for _, _, phase in names),
         first_scale=text["first_scale"],
+        widths=text["widths"],
         **tables,
         **{name: text["numbers"][name] for name in _NUMBERS},
     )

@@ -93,7 +93,8 @@ class ProductStep(Step):
     splits, window, mergeable: of the attention that leaves its splits to this product, which merges them as it loads
     them: how many there are (0 for no merging), keys in sight (0 for all), and their first word. prefetch: records from
     here to an attention step, for which the product brings the first keys to L2; 0 for none. ahead, ahead_tiles: the
-    lane's tiles that it brings to L2. scales: the first of its rows' scales, of one-byte and compact weights.
+    lane's tiles that it brings to L2. scales: the first of its rows' scales, of weights below 16 bits. width: of
+    Operation, 0 for 1.
     """
 
     blocks: int = at(1)
@@ -110,6 +111,7 @@ class ProductStep(Step):
     ahead: int = at(27)
     ahead_tiles: int = at(28)
     scales: int = at(29)
+    width: int = at(30)
     mergeable: int = at(31)
 
     @property

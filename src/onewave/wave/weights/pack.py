@@ -18,7 +18,7 @@ from onewave.base.errors import ShapeError
 from onewave.base.weight_formats import COMPACT, WeightFormat
 from onewave.wave.plan.layout import LIST_WORDS, TILE_VALUES
 from onewave.wave.plan.program import WaveProgram
-from onewave.wave.weights.formats import Tiles, tile_format
+from onewave.wave.weights.formats import TileFormat, Tiles, tile_format
 
 # Working memory of packing without a kernel. With less, packing takes more steps; with more, loading needs more memory.
 _WORKING_BYTES = 128 << 20
@@ -67,7 +67,8 @@ class WeightStream:
     ):
         self.program, self.shape, self.dtype, self.device = program, program.shape, dtype, device
         self.weight_format = weight_format
-        self._format = tile_format(weight_format, program.shape, dtype)
+        widths = {1, *program.widths.values()}
+        self._formats = {width: tile_format(weight_format, program.shape, dtype, width) for width in widths}
         kind = dtype if weight_format is None else torch.uint8
         values = TILE_VALUES * self.shape.images if weight_format is None else self.shape.tile_bytes
         self.images = torch.zeros(program.stream_tiles, values, dtype=kind, device=device)
@@ -119,20 +120,26 @@ class WeightStream:
             raise ShapeError(f"weight {name!r}", got="matrices that differ", allowed="one shape and dtype")
         start, blocks, tiles = self._grids[name]
         rows, cols = len(first) * len(weight.matrices), first.shape[1]
-        if (blocks, tiles) != (-(-rows // self.shape.rows), -(-cols // self.shape.cols)):
-            allowed = f"{blocks} x {tiles} tiles of {self.shape.rows} x {self.shape.cols}"
+        form = self.format_of(name)
+        shape = form.shape
+        if (blocks, tiles) != (-(-rows // shape.rows), -(-cols // shape.cols)):
+            allowed = f"{blocks} x {tiles} tiles of {shape.rows} x {shape.cols}"
             raise ShapeError(f"weight {name!r}", got=f"{rows} x {cols}", allowed=allowed)
         places = self._places[start : start + blocks * tiles]
-        if self._is_here(weight) and self._format.pack_by_kernel(
+        if self._is_here(weight) and form.pack_by_kernel(
             self._tiles(name), places, weight.matrices, None if weight.gain is None else weight.gain.to(self.device)
         ):
             return blocks * tiles
-        bytes_a_tile = self._format.working_bytes * TILE_VALUES * self.shape.images
+        bytes_a_tile = form.working_bytes * TILE_VALUES * shape.images
         step = max(1, _WORKING_BYTES // (bytes_a_tile * tiles))
         for low in range(0, blocks, step):
             high = min(blocks, low + step)
             self._put_blocks(name, weight, places[low * tiles : high * tiles].long(), low, high)
         return blocks * tiles
+
+    def format_of(self, name: str) -> TileFormat:
+        """How a matrix lies in the stream."""
+        return self._formats[self.program.widths.get(name, 1)]
 
     def all_tiles(self, first_scale: int = 0) -> Tiles:
         """The whole stream, its scales from one on."""
@@ -144,9 +151,9 @@ class WeightStream:
 
     def _put_blocks(self, name: str, weight: Weight, places: Tensor, low: int, high: int) -> None:
         """Pack row blocks low to high by plain indexing. places: of their tiles."""
-        height = self.shape.rows
-        rows = weight.block(low * height, high * height, self.device, wide=self._format.wide)
-        made, into = self._format.pack(rows), self._tiles(name)
+        height, form = self.shape.rows, self.format_of(name)
+        rows = weight.block(low * height, high * height, self.device, wide=form.wide)
+        made, into = form.pack(rows), self._tiles(name)
         into.images.index_copy_(0, places, made.images)
         if made.scales is not None and into.scales is not None:
             into.scales[low * height : high * height] = made.scales
@@ -227,7 +234,7 @@ class WeightStream:
             return out.view(count * rows, cols)
         from onewave.wave.weights.pack_impl import UnpackedRows
 
-        self._format.unpack(self._tiles(name), places, UnpackedRows(out, count, first, low, high - low))
+        self.format_of(name).unpack(self._tiles(name), places, UnpackedRows(out, count, first, low, high - low))
         return out.view(count * rows, cols)
 
     def read_blocks(self, name: str, cols: int, low: int, high: int) -> Tensor:
@@ -247,7 +254,7 @@ class WeightStream:
             None if own.scales is None else of_runs(own.scales, 0, self.shape.rows),
             None if self.lists is None else self.lists[places],
         )
-        return self._format.restore(found, cols)
+        return self.format_of(name).restore(found, cols)
 
     def differs(self, name: str, weight: Weight) -> Tensor:
         """Check whether a packed matrix reads back differently: a flag on the device, so the host does not wait.
@@ -255,12 +262,11 @@ class WeightStream:
         Compares the first, a middle and the last row block, by code that shares nothing with the kernels.
         """
         _, blocks, _ = self._grids[name]
-        step, cols = self.shape.rows, weight.matrices[0].shape[1]
+        step, cols, form = self.shape.rows, weight.matrices[0].shape[1], self.format_of(name)
         # Together: what this takes is the host's time, call by call.
         runs = [(block, block + 1) for block in sorted({0, blocks // 2, blocks - 1})]
-        wide = self._format.wide
-        rows = torch.cat([weight.block(low * step, high * step, self.device, wide=wide) for low, high in runs])
-        expected = self._format.expected(rows)
+        rows = torch.cat([weight.block(low * step, high * step, self.device, wide=form.wide) for low, high in runs])
+        expected = form.expected(rows)
         found = self._read_runs(name, cols, runs)
         # A NaN weight must read back as NaN.
         return ((found != expected) & ~(found.isnan() & expected.isnan())).any()
@@ -287,7 +293,7 @@ class StreamMatrix:
     @property
     def nbytes(self) -> int:
         """Bytes in the stream: values, scales of weights below 16 bits, lists of compact ones."""
-        shape, values = self.stream.shape, self.shape.numel()
+        shape, values = self.stream.format_of(self.name).shape, self.shape.numel()
         scales = 0 if self.stream.weight_format is None else 4 * self.shape[0]
         return int(values * shape.weight_bytes / shape.tile_bytes * shape.slot_bytes) + scales
 

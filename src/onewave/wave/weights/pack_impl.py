@@ -11,14 +11,19 @@ GAIN       whether columns are multiplied by a gain (False, True)
 PART       values of a program
 FORMAT     one-byte format (1: int8, 2: fp8 e4m3)
 IMAGES     operands A [64, 128] in a tile (1, 2, 4)
-GROUP      columns that share a scale (32, 64, 128)
+BITS       bits of a weight in a group, or 16 of one beside them (4, 8, 16)
+GROUP      columns that share a scale (16, 32, 64, 128)
 MINIMA     whether groups have minima (False, True)
+NUMBER     type of scales and minima (float16, float32)
+BESIDE     bytes of an image's scales and minima
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -26,6 +31,9 @@ from torch import Tensor
 from onewave.base.weight_formats import GroupRounding
 from onewave.gpu.launch import launch_kernel
 from onewave.wave.plan.layout import TileShape
+
+if TYPE_CHECKING:
+    from onewave.wave.weights.formats.tile_format import Tiles
 
 _PARTS = 4  # programs a tile: 2,048 values each, 16 a thread
 
@@ -121,30 +129,37 @@ def _unpack_bytes_kernel(
 
 
 @triton.jit(do_not_specialize=["height", "first_block", "tiles", "first_row"])
-def _unpack_nibbles_kernel(
+def _unpack_groups_kernel(
     stream, places, scales, out, height, cols, first_block, tiles, first_row,
-    R: tl.constexpr, COUNT: tl.constexpr, GROUP: tl.constexpr, MINIMA: tl.constexpr, IMAGES: tl.constexpr,
-    PART: tl.constexpr,
+    R: tl.constexpr, COUNT: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, MINIMA: tl.constexpr,
+    NUMBER: tl.constexpr, BESIDE: tl.constexpr, IMAGES: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     number, image = tl.program_id(0) // IMAGES, tl.program_id(0) % IMAGES
     place = tl.program_id(1) * PART + tl.arange(0, PART)
     line, column = place // 128, place % 128
-    # The order of group_nibbles.nibble_images.
-    at = ((column // 32 % 2 * 4 + line // 16) * 8 + line % 8) * 4 + column // 2 % 4
-    at = (at * 4 + column // 8 % 4) * 4 + column % 2 * 2 + line // 8 % 2
-    GROUPS: tl.constexpr = 128 // GROUP
-    BESIDE: tl.constexpr = GROUPS * (1 + MINIMA) * 128
-    tile = stream + tl.load(places + first_block * tiles + number).to(tl.int64) * (IMAGES * (4096 + BESIDE))
-    code = (tl.load(tile + image * 4096 + at).to(tl.int32) >> (column // 64 * 4)) & 15
-    beside = (tile + IMAGES * 4096 + image * BESIDE).to(tl.pointer_type(tl.float16))
-    beside += column // GROUP * 64 + line // 16 * 16 + line % 8 * 2 + line // 8 % 2
-    scale = tl.load(beside).to(tl.float32)
-    if MINIMA:
-        value = code.to(tl.float32) * scale + tl.load(beside + GROUPS * 64).to(tl.float32)
-    else:
-        value = (code - 8).to(tl.float32) * scale
+    VALUES: tl.constexpr = 1024 * BITS
+    tile = stream + tl.load(places + first_block * tiles + number).to(tl.int64) * (IMAGES * (VALUES + BESIDE))
+    values = tile + image * VALUES
     whole = (first_block + number // tiles) * R + line % R
-    value *= tl.load(scales + whole)
+    if BITS == 16:  # the order of wide.HalfTiles
+        at = ((column // 16 * 4 + line // 16) * 8 + line % 8) * 4 + column // 2 % 4
+        at = at * 8 + column // 8 % 2 * 4 + line // 8 % 2 * 2 + column % 2
+        value = tl.load(values.to(tl.pointer_type(out.dtype.element_ty)) + at).to(tl.float32)
+    else:  # the order of group_nibbles.nibble_images and of rounding.place_in_image
+        step = column // 32 % 2 if BITS == 4 else column // 32
+        at = ((step * 4 + line // 16) * 8 + line % 8) * 4 + column // 2 % 4
+        at = (at * 4 + column // 8 % 4) * 4 + column % 2 * 2 + line // 8 % 2
+        code = tl.load(values + at).to(tl.int32)
+        if BITS == 4:
+            code = (code >> (column // 64 * 4)) & 15
+        beside = (tile + IMAGES * VALUES + image * BESIDE).to(tl.pointer_type(NUMBER))
+        beside += column // GROUP * 64 + line // 16 * 16 + line % 8 * 2 + line // 8 % 2
+        scale = tl.load(beside).to(tl.float32)
+        if MINIMA:
+            value = code.to(tl.float32) * scale + tl.load(beside + 128 // GROUP * 64).to(tl.float32)
+        else:
+            value = (code - (8 if BITS == 4 else 128)).to(tl.float32) * scale
+        value *= tl.load(scales + whole)
     matrix, row = whole % COUNT, whole // COUNT - first_row
     column += (number % tiles * IMAGES + image) * (8192 // R) + line // R * 128
     inside = (row >= 0) & (row < height) & (column < cols)
@@ -196,15 +211,31 @@ def unpack_bytes(
     )  # fmt: skip
 
 
-def unpack_nibbles(
-    stream: Tensor, places: Tensor, scales: Tensor, part: UnpackedRows, shape: TileShape, rounding: GroupRounding
+def unpack_nibbles(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, form: GroupRounding) -> None:
+    """Dequantise rows of 4-bit weights in float32, rounded once to out's dtype."""
+    _unpack_groups(tiles, places, part, shape, BITS=4, GROUP=form.group, MINIMA=form.minima, NUMBER=tl.float16)
+
+
+def unpack_wide(
+    tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, group: int, number: torch.dtype
 ) -> None:
-    """Dequantise rows of 4-bit weights in float32, rounded once to out's dtype. scales: as of unpack_bytes."""
+    """Dequantise rows of 8-bit weights with a scale a group, likewise. number: of the scales, float16|float32."""
+    scale = tl.float32 if number is torch.float32 else tl.float16
+    _unpack_groups(tiles, places, part, shape, BITS=8, GROUP=group, MINIMA=False, NUMBER=scale)
+
+
+def unpack_halves(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape) -> None:
+    """Read rows of 16-bit weights beside 4-bit ones back."""
+    _unpack_groups(tiles, places, part, shape, BITS=16, GROUP=128, MINIMA=False, NUMBER=tl.float16)
+
+
+def _unpack_groups(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, **constants: Any) -> None:
     _, height, cols = part.out.shape
-    tiles = -(-cols // shape.cols)
+    count = -(-cols // shape.cols)
+    beside = shape.tile_bytes // shape.images - 1024 * constants["BITS"]
     launch_kernel(
-        _unpack_nibbles_kernel, (part.blocks * tiles * shape.images, _PARTS),
-        stream, places, scales, part.out, height, cols, part.first_block, tiles, part.first_row,
-        R=shape.rows, COUNT=part.count, GROUP=rounding.group, MINIMA=rounding.minima, IMAGES=shape.images,
-        PART=8192 // _PARTS, num_warps=4,
+        _unpack_groups_kernel, (part.blocks * count * shape.images, _PARTS),
+        tiles.images, places, tiles.scales, part.out, height, cols, part.first_block, count, part.first_row,
+        R=shape.rows, COUNT=part.count, BESIDE=beside, IMAGES=shape.images, PART=8192 // _PARTS, num_warps=4,
+        **constants,
     )  # fmt: skip

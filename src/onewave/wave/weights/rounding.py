@@ -20,8 +20,14 @@ def byte_images(made: Tensor, shape: TileShape, rounding: RowRounding) -> Tensor
     if tiles * shape.cols != cols:
         made = torch.nn.functional.pad(made, (0, tiles * shape.cols - cols))
     operand = made.view(count // shape.rows, shape.rows, tiles * shape.images, shape.quarters, 128)
-    cut = operand.permute(0, 2, 3, 1, 4).reshape(-1, 4, 2, 8, 4, 4, 4, 2)
-    return paired(cut.permute(0, 4, 1, 3, 6, 5, 7, 2).reshape(-1, shape.images * 8192), rounding)
+    images = bytes_of_threads(operand.permute(0, 2, 3, 1, 4).reshape(-1, 64, 128))
+    return paired(images.view(-1, shape.images * 8192), rounding)
+
+
+def bytes_of_threads(operands: Tensor) -> Tensor:
+    """Reorder operands A, uint8 [images, 64, 128], by the threads that use them (place_in_image): [images, 8192]."""
+    cut = operands.reshape(-1, 4, 2, 8, 4, 4, 4, 2)
+    return cut.permute(0, 4, 1, 3, 6, 5, 7, 2).reshape(-1, 8192)
 
 
 def place_in_image(row: Tensor, column: Tensor) -> Tensor:

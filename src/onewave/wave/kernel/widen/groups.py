@@ -16,7 +16,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from onewave.wave.kernel.hand_over import next_slot
 from onewave.wave.kernel.widen.nibble_values import nibbles
 from onewave.wave.kernel.words import group_of, has_minima, scale_rows
 
@@ -44,6 +46,25 @@ def add_group_tile(acc, tile, x, slot, rings, c):
             else:
                 acc += scale * (products + ones)
     return acc
+
+
+@gluon.jit
+def add_pairs(acc, count, x, slot, phase, ring, c):
+    """Add the products of as many of `count` tiles as are pairs, two at once: what a tile waits for, and the barriers
+    behind it, cost as much as half its products. Returns acc and the next tile's slot and phase."""
+    for pair in range(count // 2):
+        mbarrier.wait(ring.full.index(slot), phase)
+        second, second_phase = next_slot(slot, phase, c.S)
+        mbarrier.wait(ring.full.index(second), second_phase)
+        acc = add_group_tile(acc, 2 * pair, x, slot, ring.places, c)
+        acc = add_group_tile(acc, 2 * pair + 1, x, second, ring.places, c)
+        fence_async_shared()  # as in kernel.multiply_held
+        gl.thread_barrier()
+        mbarrier.arrive(ring.empty.index(slot), count=1)
+        mbarrier.arrive(ring.empty.index(second), count=1)
+        gl.thread_barrier()
+        slot, phase = next_slot(second, second_phase, c.S)
+    return acc, slot, phase
 
 
 @gluon.jit
@@ -117,10 +138,11 @@ def operands(words, OPERAND: gl.constexpr, PARTS: gl.constexpr, DTYPE: gl.conste
 def operand(values, OPERAND: gl.constexpr, PARTS: gl.constexpr, DTYPE: gl.constexpr):
     """Build one operand A of four values a word, int16 bits."""
     PASSES: gl.constexpr = values[0].shape[0] // 16
-    # [32 columns, 16 rows, row in 8, pair of columns in 8, 8 columns in 32, half of 16 rows, column of a pair]
+    EIGHTS: gl.constexpr = 2 if len(values[0].shape) == 3 else 4  # of columns, in a thread's words
+    # [columns, 16 rows, row in 8, pair of columns in 8, 8 columns, half of 16 rows, column of a pair]
     a = gl.join(gl.join(values[0], values[1]), gl.join(values[2], values[3])).to(DTYPE, bitcast=True)
-    a = gl.reshape(a, [PASSES, 4, 8, 4, 4, 2, 2])
-    a = gl.reshape(gl.permute(a, (1, 5, 2, 0, 4, 3, 6)), [PARTS, 64 // PARTS, 32 * PASSES])
+    a = gl.reshape(a, [PASSES, 4, 8, 4, EIGHTS, 2, 2])
+    a = gl.reshape(gl.permute(a, (1, 5, 2, 0, 4, 3, 6)), [PARTS, 64 // PARTS, 8 * EIGHTS * PASSES])
     return gl.convert_layout(a, OPERAND, assert_trivial=True)
 
 
@@ -128,7 +150,7 @@ def operand(values, OPERAND: gl.constexpr, PARTS: gl.constexpr, DTYPE: gl.conste
 def scales_of(scales, acc):
     """Load a scale for each row of A: float32 [PARTS, 64 / PARTS, 1], beside acc.
 
-    scales: float16 [4, 8, 2] in shared memory: 16 rows, row in 8, half of 16 rows.
+    scales: float16 or float32 [4, 8, 2] in shared memory: 16 rows, row in 8, half of 16 rows.
     """
     PARTS: gl.constexpr = acc.shape[0]
     ROWS: gl.constexpr = gl.SliceLayout(3, gl.BlockedLayout([1, 1, 2, 1], [1, 8, 1, 4], [4, 1, 1, 1], [3, 2, 1, 0]))

@@ -1,4 +1,4 @@
-"""Widen 4-bit weights to the 16-bit numbers that groups.py multiplies.
+"""Widen 4-bit and 8-bit weights to the 16-bit numbers that groups.py and wide.py multiply.
 
 A nibble in the lowest four bits of a 16-bit number is a subnormal number, n times the smallest one (2^-133 in bfloat16,
 2^-24 in float16); in the next four bits it is 16 n times as much, even where bfloat16's exponent takes its highest bit.
@@ -30,6 +30,21 @@ _NIBBLES = gl.constexpr(
 )
 _WITH = gl.constexpr(",".join(["=h"] * 8 + ["r"]))
 _NUMBERS = gl.constexpr((gl.int16,) * 8)
+_BYTES = gl.constexpr(
+    "\n".join(
+        (
+            "{",
+            ".reg .b32 x;",
+            "and.b32 x, $4, 0x00ff00ff;",
+            "mov.b32 {$0, $2}, x;",
+            "shr.u32 x, $4, 8;",
+            "and.b32 x, x, 0x00ff00ff;",
+            "mov.b32 {$1, $3}, x;",
+            "}",
+        )
+    )
+)
+_FOUR = gl.constexpr((gl.int16,) * 4)
 
 
 @gluon.jit
@@ -37,3 +52,17 @@ def nibbles(words):
     """Widen each word's eight nibbles to the bits of numbers, int16: four of the first half of the columns, then four
     of the second, sixteen times as large. Of four: column and row in the order of rounding.place_in_image."""
     return gl.inline_asm_elementwise(_NIBBLES, _WITH, [words], dtype=_NUMBERS, is_pure=True, pack=1)
+
+
+@gluon.jit
+def unsigned_bytes(words):
+    """Widen each word's four bytes to the bits of subnormal numbers, int16, in the order of rounding.place_in_image."""
+    return gl.inline_asm_elementwise(_BYTES, "=h,=h,=h,=h,r", [words], dtype=_FOUR, is_pure=True, pack=1)
+
+
+@gluon.jit
+def both(words):
+    """Split each word into its lower and its upper 16 bits, int16."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [words], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
+    )

@@ -24,8 +24,9 @@ from onewave.wave.kernel.attend.streamed import skip_tiles, tiles_of_keys
 from onewave.wave.kernel.hand_over import hand_over, hand_over_one, next_slot, product_of
 from onewave.wave.kernel.widen.byte_values import widened
 from onewave.wave.kernel.widen.compact_values import compact_numbers, listed_numbers
-from onewave.wave.kernel.widen.groups import add_group_tile
-from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE
+from onewave.wave.kernel.widen.groups import add_group_tile, add_pairs
+from onewave.wave.kernel.widen.wide import add_half_tile, add_wide_tile
+from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, WORD, is_mixed
 
 
 @gluon.jit
@@ -82,6 +83,9 @@ def multiply_byte_steps(steps, num_steps, sequences, ring, activations, results,
     for step in range(num_steps):
         record = steps + step * RECORD_SIZE
         kind, blocks, tiles, chunks = product_of(record)
+        share = TILES
+        if is_mixed(c.FORMAT):
+            share = TILES * gl.maximum(gl.load(record + WORD.WIDTH), 1)
         if c.STREAMS:
             if kind == KIND.ATTEND:
                 known = tiles_of_keys(record, tiles, known, sequences, c)
@@ -92,7 +96,7 @@ def multiply_byte_steps(steps, num_steps, sequences, ring, activations, results,
                 if block == 0:
                     mbarrier.wait(activations.full.index(place), ((chunks_before + chunk) // c.XS) & 1)
                 x = activations.places.index(place)._reinterpret(c.DTYPE, [c.PC * 2, PARTS, N // PARTS, 64], OPERAND)
-                count = gl.minimum(tiles - chunk * TILES, TILES)
+                count = gl.minimum(tiles - chunk * share, share)
                 for one in gl.static_range(c.G if c.MULTIPLIERS > 1 else 0):
                     there = gl.where(block + one < blocks, count, 0)
                     if one == OWN:
@@ -100,15 +104,15 @@ def multiply_byte_steps(steps, num_steps, sequences, ring, activations, results,
                     else:
                         slot, phase = skip_block(slot, phase, there, c.S)
                 if c.MULTIPLIERS == 1:
-                    acc0, slot, phase = multiply_bytes(acc0, count, chunk, x, slot, phase, ring, c)
+                    acc0, slot, phase = multiply_tiles(acc0, count, share, chunk, x, (slot, phase), ring, c)
                 if c.MULTIPLIERS == 1 and c.G > 1:
                     there = gl.where(block + 1 < blocks, count, 0)
-                    acc1, slot, phase = multiply_bytes(acc1, there, chunk, x, slot, phase, ring, c)
+                    acc1, slot, phase = multiply_tiles(acc1, there, share, chunk, x, (slot, phase), ring, c)
                 if c.MULTIPLIERS == 1 and c.G > 2:
                     there = gl.where(block + 2 < blocks, count, 0)
-                    acc2, slot, phase = multiply_bytes(acc2, there, chunk, x, slot, phase, ring, c)
+                    acc2, slot, phase = multiply_tiles(acc2, there, share, chunk, x, (slot, phase), ring, c)
                     there = gl.where(block + 3 < blocks, count, 0)
-                    acc3, slot, phase = multiply_bytes(acc3, there, chunk, x, slot, phase, ring, c)
+                    acc3, slot, phase = multiply_tiles(acc3, there, share, chunk, x, (slot, phase), ring, c)
                 if chunk + 1 < chunks:
                     gl.thread_barrier()
                     mbarrier.arrive(activations.empty.index(place), count=1, pred=block + c.G >= blocks)
@@ -134,6 +138,33 @@ def skip_block(slot, phase, count, S: gl.constexpr):
 
 
 @gluon.jit
+def multiply_tiles(acc, count, share, chunk, x, at, ring, c):
+    """Do as multiply_bytes, for weights of the step's width. share: tiles of a chunk. at: slot and phase."""
+    slot, phase = at
+    if is_mixed(c.FORMAT):
+        TILES: gl.constexpr = c.PC // c.IMAGES
+        if share == TILES:
+            acc, slot, phase = multiply_bytes(acc, count, chunk, x, slot, phase, ring, c)
+        else:
+            acc = gl.where(chunk > 0, acc, 0.0)
+            for tile in range(count):
+                mbarrier.wait(ring.full.index(slot), phase)
+                if share == 2 * TILES:
+                    acc = add_wide_tile(acc, tile, x, slot, ring.places, c)
+                else:
+                    if c.IMAGES == 4:
+                        acc = add_half_tile(acc, tile, x, slot, ring.places, c)
+                fence_async_shared()  # as in kernel.multiply_held
+                gl.thread_barrier()
+                mbarrier.arrive(ring.empty.index(slot), count=1)
+                gl.thread_barrier()
+                slot, phase = next_slot(slot, phase, c.S)
+    else:
+        acc, slot, phase = multiply_bytes(acc, count, chunk, x, slot, phase, ring, c)
+    return acc, slot, phase
+
+
+@gluon.jit
 def multiply_bytes(acc, count, chunk, x, slot, phase, ring, c):
     """Add to acc the products of `count` tiles of a row block with one chunk of activations, in `parts_of` parts.
 
@@ -146,7 +177,11 @@ def multiply_bytes(acc, count, chunk, x, slot, phase, ring, c):
     # A narrow product is a chain of sums, each waiting for the one before: two chains overlap.
     other = gl.zeros_like(acc)
     NARROW: gl.constexpr = acc.shape[2] == 8
-    for tile in range(count):
+    first = 0
+    if c.FORMAT > 3 and c.IMAGES < 4 and NARROW:
+        acc, slot, phase = add_pairs(acc, count, x, slot, phase, ring, c)
+        first = count // 2 * 2
+    for tile in range(first, count):
         mbarrier.wait(ring.full.index(slot), phase)
         if c.FORMAT > 3:
             acc = add_group_tile(acc, tile, x, slot, ring.places, c)

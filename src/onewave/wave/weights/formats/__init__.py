@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from onewave.base.weight_formats import COMPACT, GroupRounding, RowRounding, WeightFormat
+from onewave.base.weight_formats import COMPACT, GroupRounding, MixedFormat, RowRounding, WeightFormat
 from onewave.wave.plan.layout import TileShape
 from onewave.wave.weights.formats.compact_words import CompactTiles
 from onewave.wave.weights.formats.group_nibbles import NibbleTiles
 from onewave.wave.weights.formats.plain import PlainTiles
 from onewave.wave.weights.formats.row_bytes import ByteTiles
 from onewave.wave.weights.formats.tile_format import TileFormat, Tiles
+from onewave.wave.weights.formats.wide import HalfTiles, WideTiles
 
 __all__ = ["TileFormat", "Tiles", "tile_format"]
 
 
-def tile_format(form: WeightFormat | None, shape: TileShape, dtype: torch.dtype) -> TileFormat:
-    """Return a format's tiles of a shape. form: None for 16 bits. dtype: of plain matrices, bf16|fp16."""
+def tile_format(form: WeightFormat | None, shape: TileShape, dtype: torch.dtype, width: int = 1) -> TileFormat:
+    """Return a format's tiles. form: None for 16 bits. shape: of its narrowest weights. dtype: of plain matrices,
+    bf16|fp16. width: as of Operation."""
     assert shape.weight_bytes == (2 if form is None else form.weight_bytes)
+    own = shape.of_width(width)
+    if isinstance(form, MixedFormat):
+        kinds = {2: WideTiles, 4: HalfTiles}
+        return NibbleTiles(form.nibbles, shape, dtype) if width == 1 else kinds[width](form, own, dtype)
     if isinstance(form, RowRounding):
         return ByteTiles(form, shape, dtype)
     if isinstance(form, GroupRounding):

@@ -39,47 +39,32 @@ class NibbleTiles(TileFormat):
     def pack_groups(self, rows: GroupedRows) -> Tiles:
         """Lay out rows that are rounded already."""
         images = nibble_images(operands_of(padded(rows.codes, self.shape), self.shape))
-        parts = [self._beside(rows.scales)] + ([] if rows.minima is None else [self._beside(rows.minima)])
+        kinds = [rows.scales] if rows.minima is None else [rows.scales, rows.minima]
+        parts = [beside_images(kind, self._rounding.group, self.shape) for kind in kinds]
         beside = torch.cat(parts, dim=1).view(-1, self._rounding.beside_rows * 128 * self.shape.images)
         return Tiles(torch.cat((images.view(len(beside), -1), beside), dim=1), rows.row_scales)
-
-    def _beside(self, of_groups: Tensor) -> Tensor:
-        """Lay out a float16 number a group, [rows, groups]: uint8 [images, bytes]."""
-        a_row = 128 // self._rounding.group
-        missing = -of_groups.shape[1] % (self.shape.cols // self._rounding.group)
-        whole = torch.nn.functional.pad(of_groups, (0, missing))
-        cut = whole.view(len(whole) // self.shape.rows, self.shape.rows, -1, self.shape.quarters, a_row)
-        # [images, 16 rows, half of them, row in 8, group of a row]
-        operand = cut.permute(0, 2, 3, 1, 4).reshape(-1, 4, 2, 8, a_row)
-        return operand.permute(0, 4, 1, 3, 2).reshape(len(operand), -1).contiguous().view(torch.uint8)
 
     def groups_of(self, tiles: Tiles, cols: int) -> GroupedRows:
         """Undo pack_groups."""
         assert tiles.scales is not None
         images, a_row = self.shape.images, 128 // self._rounding.group
-        groups = -(-cols // self._rounding.group)
         values, beside = tiles.images.split((images * _IMAGE_BYTES, self.shape.tile_bytes - images * _IMAGE_BYTES), 1)
         codes = rows_of(codes_of(values.reshape(-1, _IMAGE_BYTES)), cols, self.shape)
         kinds = 1 + self._rounding.minima
         numbers = beside.reshape(-1, kinds, a_row * 128).view(torch.float16)
-        found: list[Tensor] = []
-        for kind in range(kinds):
-            operand = numbers[:, kind].reshape(-1, a_row, 4, 8, 2).permute(0, 2, 4, 3, 1)
-            cut = operand.reshape(len(codes) // self.shape.rows, -1, self.shape.quarters, self.shape.rows, a_row)
-            found.append(cut.permute(0, 3, 1, 2, 4).reshape(len(codes), -1)[:, :groups])
+        found = [numbers_of(numbers[:, kind], cols, self._rounding.group, self.shape) for kind in range(kinds)]
         return GroupedRows(codes, found[0], found[1] if self._rounding.minima else None, tiles.scales)
 
     def restore(self, tiles: Tiles, cols: int) -> Tensor:
-        return restore_groups(self.groups_of(tiles, cols), self._rounding, self.dtype)
+        return restore_groups(self.groups_of(tiles, cols), self._rounding.group, self.dtype)
 
     def expected(self, rows: Tensor) -> Tensor:
-        return restore_groups(round_groups(rows, self._rounding), self._rounding, self.dtype)
+        return restore_groups(round_groups(rows, self._rounding), self._rounding.group, self.dtype)
 
     def unpack(self, tiles: Tiles, places: Tensor, part: UnpackedRows) -> None:
         from onewave.wave.weights.pack_impl import unpack_nibbles
 
-        assert tiles.scales is not None
-        unpack_nibbles(tiles.images, places, tiles.scales, part, self.shape, self._rounding)
+        unpack_nibbles(tiles, places, part, self.shape, self._rounding)
 
 
 def nibble_images(operands: Tensor) -> Tensor:
@@ -100,3 +85,22 @@ def codes_of(images: Tensor) -> Tensor:
     """Undo nibble_images: uint8 [images, 64, 128]."""
     values = torch.stack((images & 15, images >> 4), dim=-1).view(-1, 2, 4, 8, 4, 4, 2, 2, 2)
     return values.permute(0, 2, 7, 3, 8, 1, 5, 4, 6).reshape(-1, 64, 128)
+
+
+def beside_images(of_groups: Tensor, group: int, shape: TileShape) -> Tensor:
+    """Lay out a number a group, [rows, groups]: uint8 [images, bytes]."""
+    a_row = 128 // group
+    missing = -of_groups.shape[1] % (shape.cols // group)
+    whole = torch.nn.functional.pad(of_groups, (0, missing))
+    cut = whole.view(len(whole) // shape.rows, shape.rows, -1, shape.quarters, a_row)
+    # [images, 16 rows, half of them, row in 8, group of a row]
+    operand = cut.permute(0, 2, 3, 1, 4).reshape(-1, 4, 2, 8, a_row)
+    return operand.permute(0, 4, 1, 3, 2).reshape(len(operand), -1).contiguous().view(torch.uint8)
+
+
+def numbers_of(numbers: Tensor, cols: int, group: int, shape: TileShape) -> Tensor:
+    """Undo beside_images. numbers: [images, groups * 64]. Returns [rows, groups]."""
+    a_row, tiles = 128 // group, -(-cols // shape.cols)
+    operand = numbers.reshape(-1, a_row, 4, 8, 2).permute(0, 2, 4, 3, 1)
+    cut = operand.reshape(-1, tiles * shape.images, shape.quarters, shape.rows, a_row).permute(0, 3, 1, 2, 4)
+    return cut.reshape(cut.shape[0] * shape.rows, -1)[:, : -(-cols // group)]
