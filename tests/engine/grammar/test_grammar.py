@@ -68,9 +68,10 @@ def test_a_choice_is_sampled_as_if_there_were_no_other_tokens(run_ahead: int, mo
             assert (sample.text in CHOICES, sample.finish_reason) == (True, "stop")
 
 
-@pytest.mark.parametrize("run_ahead", [0, 1])
-def test_batch_mates_of_a_grammar_keep_their_tokens(run_ahead: int) -> None:
-    engine = make_engine(FakeRunner(max_num_seqs=3, run_ahead=run_ahead))
+@pytest.mark.parametrize(("run_ahead", "num_blocks"), [(0, None), (1, None), (0, 8), (1, 8)])
+def test_batch_mates_of_a_grammar_and_preemptions_change_no_token(run_ahead: int, num_blocks: int | None) -> None:
+    runner = FakeRunner(max_num_seqs=3, run_ahead=run_ahead, num_blocks=num_blocks, block_size=4)
+    engine = make_engine(runner)
     plain = SamplingParams(seed=4, max_tokens=20, n=2, frequency_penalty=0.25)
     formed = replace(plain, structured_outputs={"regex": "(ab|c )*x"}, max_tokens=12)
     requests = [add(engine, params, [*PROMPT, i]) for i, params in enumerate([plain, formed] * 4)]
@@ -84,6 +85,8 @@ def test_batch_mates_of_a_grammar_keep_their_tokens(run_ahead: int) -> None:
             again = add(alone, formed, [*PROMPT, i])
             run_all(alone)
             assert [s.token_ids for s in again.samples] == [s.token_ids for s in request.samples]
+    preempted = [start for each in runner.passes for _, start, _ in each]
+    assert num_blocks is None or len(preempted) > 16, "nothing was preempted"
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def read(reader: AnswerReader, parts: list[str]) -> Read:
 def in_pieces(text: str) -> list[list[str]]:
     """The text whole, in letters, and cut at random, sometimes with nothing between two cuts."""
     rng = random.Random(7)
-    cuts = [sorted(rng.choices(range(len(text) + 1), k=rng.randint(1, 6))) for _ in range(30)]
+    cuts = [sorted(rng.choices(range(len(text) + 1), k=rng.randint(1, 6))) for _ in range(10)]
     random_ones = [[text[a:b] for a, b in zip([0, *cut], [*cut, len(text)], strict=True)] for cut in cuts]
     return [[text], [*text, ""], *random_ones]
 

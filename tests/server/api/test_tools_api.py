@@ -59,8 +59,14 @@ def streamed(server: Serving, **body: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("choice", "more"),
-    [("required", {}), ("required", {"parallel_tool_calls": False}), (NAMED, {}), ("required", {"n": 2})],
+    ("server", "choice", "more"),
+    [
+        ("qwen", "required", {}),
+        ("plain", "required", {"parallel_tool_calls": False}),
+        ("plain", NAMED, {}),
+        ("qwen", "required", {"n": 2}),
+    ],
+    indirect=["server"],
 )
 def test_forced_calls_keep_to_their_schemas_whole_and_streamed(server: Serving, choice: Any, more: Any) -> None:
     for seed in range(2):
