@@ -74,13 +74,56 @@ def test_a_prompt_that_ends_within_a_character_leaks_nothing_into_the_first_delt
 
 
 def test_a_character_of_several_tokens_is_sent_once_and_whole(serving: Serving) -> None:
-    chunks = serving.events(PATH, {**ASKED, "temperature": 3.0, "seed": 5, "n": 4, "max_tokens": 60})
-    parts = [c for chunk in chunks for c in chunk["choices"]]
-    for index in range(4):
-        own = [part["text"] for part in parts if part["index"] == index]
-        assert "".join(own).encode()  # no half of a surrogate pair
-    whole = texts(serving, temperature=3.0, seed=5, n=4, max_tokens=60)
-    assert whole == ["".join(p["text"] for p in parts if p["index"] == index) for index in range(4)]
+    text = "日本語 e\u0301😀👩‍🚀!"
+    body = {**ASKED, "max_tokens": 80, "ignore_eos": False, "guided_choice": [text]}
+    assert texts(serving, **body) == [text]
+    deltas = [c["text"] for chunk in serving.events(PATH, body) for c in chunk["choices"]]
+    assert "".join(deltas) == text  # each delta is text: half a character would be U+FFFD in it
+    assert len([delta for delta in deltas if delta]) > len(text) // 2
+
+
+def test_a_run_of_bytes_that_are_no_character_is_streamed_as_it_comes(serving: Serving) -> None:
+    pieces = serving.llm.tokenizer.pieces
+    assert pieces is not None
+    broken = next(i for i in range(256) if pieces[i] == b"\xff")
+    body = {**ASKED, "logit_bias": {str(broken): 100}, "max_tokens": 300}
+    deltas = [c["text"] for chunk in serving.events(PATH, body) for c in chunk["choices"]]
+    assert "".join(deltas) == "\ufffd" * 300
+    # Each is certain at once, so none waits for the end.
+    assert all(set(delta) == {"\ufffd"} for delta in deltas)
+
+
+@pytest.mark.parametrize("stop", ["z-", "-", "😀"])
+def test_a_stop_string_holds_back_text_and_ids_alike(serving: Serving, stop: str) -> None:
+    text = "xyz-xyz😀end"
+    body = {
+        **ASKED, "max_tokens": 80, "ignore_eos": False, "guided_choice": [text], "stop": [stop], "logprobs": 0,
+        "return_token_ids": True,
+    }  # fmt: skip
+    choice = serving.post(PATH, body).json()["choices"][0]
+    shown = text[: text.index(stop)]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (shown, "stop", stop)
+    assert serving.llm.tokenizer.decode(choice["token_ids"]) == shown
+    seen = ""
+    for chunk in serving.events(PATH, body):
+        part = chunk["choices"][0]
+        seen += part["text"]
+        assert shown.startswith(seen)
+        assert serving.llm.tokenizer.decode(part["token_ids"]) == part["text"] == "".join(part["logprobs"]["tokens"])
+    assert seen == shown
+    kept = serving.post(PATH, {**body, "include_stop_str_in_output": True}).json()["choices"][0]
+    assert kept["text"] == shown + stop
+    assert serving.llm.tokenizer.decode(kept["token_ids"]) == shown + stop
+
+
+def test_prompt_logprobs_are_the_same_when_the_prompt_is_cached(serving: Serving) -> None:
+    body = {**ASKED, "prompt": "the same long prompt twice " * 5, "max_tokens": 1}
+    first, cached = (serving.post(PATH, body).json()["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in "ab")
+    assert first == 0 < cached
+    asked = {**body, "echo": True, "logprobs": 3}
+    found = [serving.post(PATH, asked).json()["choices"][0]["logprobs"] for _ in range(2)]
+    assert found[0] == found[1]
+    assert texts(serving, **body) == texts(serving, **body, cache_salt="another")
 
 
 def test_seeds_hold_beside_requests_without_one(serving: Serving) -> None:

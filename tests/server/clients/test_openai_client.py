@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,15 @@ def test_the_official_client_is_content_with_every_answer(serving: Serving) -> N
 def test_and_with_those_of_the_demo_model(smollm2_path: Path) -> None:
     with LLM(smollm2_path, device="cpu", max_model_len=512) as llm, serve_in_thread(llm) as found:
         assert run_all(*clients(found.url), NAME) >= 60
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("npm") is None, reason="there is no Node")
+def test_the_official_node_client_is_content_too(serving: Serving, tmp_path: Path) -> None:
+    subprocess.run(["npm", "install", "openai"], cwd=tmp_path, check=True, capture_output=True, timeout=200)
+    script = shutil.copy(Path(__file__).with_name("openai_calls.mjs"), tmp_path)
+    done = subprocess.run(
+        ["node", script, f"{serving.url}/v1", NAME], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 60
