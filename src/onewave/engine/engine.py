@@ -269,14 +269,18 @@ class Engine:
         self._num_preempted += len(plan.preempted)
         # Surplus steps of a block's last owner may still be queued and write entries. They run before all that follows
         # on the same stream, and a sequence reads no entry of its own that it has not written: they are never read.
-        self._runner.copy_blocks(plan.copies)
-        self._runner.set_blocks(plan.entries)
+        if plan.copies:
+            self._runner.copy_blocks(plan.copies)
+        if plan.entries:
+            self._runner.set_blocks(plan.entries)
         if plan.chunks:
             self._run_prompts(plan)
             return False
         ahead = self._runner.run_ahead if self._decode(plan) else 0
         self.tell_readers()
         self._read(ahead)
+        # Where it does not hold all requests end, and the pool is made anew.
+        assert self.has_work or self._scheduler.pool.num_free == self._runner.num_blocks, "KV blocks without an owner"
         return ahead > 0
 
     def tell_readers(self) -> None:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onewave")
 # Up to this many rows a decode step costs what its weights cost to read, however many rows are real.
 _FREE_ROWS = 64
+# Tokens of the longest sequence that kernels are planned for at first. A longer one has twice as many planned for, or
+# more, and graphs captured anew: an order of tiles that suits 131,072 keys does not suit 500.
+_SHORT = 256
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,11 @@ class ModelRunner:
         )
         assert self._kv.block_table is not None
         self._kv.block_table.fill_(self.num_blocks)
-        self._passes = PromptPasses(model, self._kv, spare_slot=self._spare_slot, use_graphs=self._prompt_graphs)
+        if self._on_cuda:
+            model.rotary.rows(max_model_len)  # all of it, so that captured graphs keep its address
         if wave is not None:
             wave.bind_cache(self._kv)
+        self._narrow(min(self._kv.block_table.shape[1], -(-_SHORT // self.block_size)))
 
     def _blocks_within(self, kv_bytes: int | None) -> int:
         """Blocks of the cache, without the spare one. Raises CapacityError."""
@@ -119,12 +124,26 @@ class ModelRunner:
             )  # fmt: skip
         return found
 
+    def _narrow(self, blocks: int) -> None:
+        """Plan kernels for sequences of so many blocks; what was captured for shorter ones goes."""
+        self._blocks = blocks
+        self._narrowed = self._kv.narrowed(blocks)
+        self._graphs.clear()
+        self._bound = None
+        self._passes = PromptPasses(
+            self.model, self._narrowed, spare_slot=self._spare_slot, use_graphs=self._prompt_graphs
+        )
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, (from, to), one after the other and after all that was launched before."""
         self._kv.copy_blocks(pairs)
 
     def set_blocks(self, entries: Sequence[tuple[int, int, int]]) -> None:
         """Have a slot's sequence use a block: (slot, place in the sequence, block), for all that is launched later."""
+        assert self._kv.block_table is not None
+        longest = 1 + max(place for _, place, _ in entries)
+        if longest > self._blocks:
+            self._narrow(min(self._kv.block_table.shape[1], _power_of_two(longest)))
         self._kv.set_blocks(entries)
 
     def _release(self) -> bool:
@@ -147,7 +166,7 @@ class ModelRunner:
             if self.model.packs_prompts and self.model.prefill_backend == "auto":
                 return self._passes.run(chunks, each=each)
             batch = Batch.prefill([(chunk.slot, chunk.token_ids, chunk.start) for chunk in chunks], self.device)
-            return self.model.forward(batch, self._kv, each=each)
+            return self.model.forward(batch, self._narrowed, each=each)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -171,10 +190,10 @@ class ModelRunner:
             return self._wave.step(rows)
         if not self._on_cuda and count > 1 and self.model.dtype is not torch.float32:
             # PyTorch sums 16-bit products of several rows in another order than one row's: not batch-invariant.
-            return torch.cat([self.model.forward(Batch.decode(*row), self._kv) for row in rows.each()])
+            return torch.cat([self.model.forward(Batch.decode(*row), self._narrowed) for row in rows.each()])
         if not self._use_graphs:
             batch = Batch.decode(*(self._filled(rows) if self._on_cuda else rows))
-            return self.model.forward(batch, self._kv)[:count]
+            return self.model.forward(batch, self._narrowed)[:count]
         step = self._graph_for(count)
         if self._bound is None or self._bound[0] is not step or self._bound[1] is not rows.slots:
             step.rows.slots.fill_(self._spare_slot)
@@ -217,12 +236,12 @@ class ModelRunner:
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             # Compiles kernels and fills library workspaces, neither of which may happen while capturing.
-            self.model.forward(batch, self._kv)
+            self.model.forward(batch, self._narrowed)
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads, a stream's reader for one, may use the GPU meanwhile.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            logits = self.model.forward(batch, self._kv)
+            logits = self.model.forward(batch, self._narrowed)
         return _DecodeGraph(graph, rows, logits)
 
 

@@ -5,7 +5,7 @@ Owners of blocks are block_pool.py's to know.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,6 +105,10 @@ class KVCache:
         """Tokens that a sequence can have."""
         return self.block_size * (1 if self.block_table is None else self.block_table.shape[1])
 
+    def narrowed(self, blocks_a_row: int) -> KVCache:
+        """Return the same cache for sequences of so many blocks, for kernels planned by how long one may be."""
+        return self if self.block_table is None else KVCache(self.k, self.v, self.block_table[:, :blocks_a_row])
+
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Return (k, v) of one layer, each [blocks, kv_heads, block_size, head_dim]."""
         return self.k[index], self.v[index]
@@ -119,12 +123,11 @@ class KVCache:
             for cache in (self.k, self.v):
                 cache[:, target].copy_(cache[:, source])
 
-    def set_blocks(self, entries: Iterable[tuple[int, int, int]]) -> None:
-        """Write (row, place in the row, block) into the block table, in stream order."""
+    def set_blocks(self, entries: Sequence[tuple[int, int, int]]) -> None:
+        """Write (row, place in the row, block) into the block table, in stream order. entries: some."""
         table = self.block_table
         assert table is not None
         words = torch.tensor([(row * table.shape[1] + at, block) for row, at, block in entries], dtype=torch.int64)
-        if len(words):
-            # From pageable memory the driver copies before it returns, so the source may go.
-            at, blocks = words.to(table.device, non_blocking=True).T
-            table.view(-1).scatter_(0, at, blocks.int())
+        # From pageable memory the driver copies before it returns, so the source may go.
+        at, blocks = words.to(table.device, non_blocking=True).T
+        table.view(-1).scatter_(0, at, blocks.int())

@@ -273,7 +273,9 @@ class Reads(NamedTuple):
         if batch.rows is not None:
             return cls(kv.table_of(batch.rows.sequences).int(), lengths)
         if batch.phase is Phase.DECODE:
-            return cls(kv.table_of(batch.slots), lengths)
+            blocks = kv.table_of(batch.slots)
+            # A CPU's loops would have it in 64 bits in every layer.
+            return cls(blocks if blocks.is_cuda else blocks.long(), lengths)
         table = kv.block_table
         if table is None:
             return cls(batch.slots, lengths, tuple(chunk.slot for chunk in batch.chunks))
