@@ -262,6 +262,12 @@ def test_pages_that_no_kernel_reads_are_copied_for_hoppers():
         explain("attention_varlen", *shapes, device="cuda:sm_90", page_size=48, backend="gluon", **options)
 
 
+def test_one_split_that_holds_a_whole_cache_is_explained():
+    shapes, options = ((2, 12, 64), CACHE), {"steps_per_block": 100_000, "backend": "triton"}
+    answer = explain("masked_multihead_attention", *shapes, device="cuda:sm_90", **options)
+    assert any("one split of up to 131072 keys" in reason for reason in answer.why)
+
+
 def test_a_projection_in_int32_runs_on_the_portable_kernel():
     shapes = ((2, 12, 64), CACHE)
     assert explain("masked_multihead_attention", *shapes, device="cuda:sm_90").backend == "gluon"

@@ -19,14 +19,11 @@ from onewave.tiles.sim.fit import stage_spans
 PREFILL, DECODE = "prefill", "decode"
 STEP = "step"
 """The row of all parts together."""
-# Of a kernel in a CUDA graph that does next to nothing, microseconds.
-_KERNEL_US = 2.0
-# Attention of prompts on an H200 (docs/log, attention): share of the sheet's FLOPs while its tiles run, and a tile's
-# time beside its keys.
-_ATTENTION_SHARE, _ATTENTION_US = 0.76, 9.0
+# Fitted to 512 and 2,048 tokens of an 8B on an H200 (bench/profile). Attention of prompts: share of the sheet's FLOPs while its tiles run, and of a launch beside them.
+_ATTENTION_SHARE, _ATTENTION_US = 0.76, 11.0
 _ATTENTION_ROWS = 128
-# Small operators between products, over the time of their bytes.
-_SMALL_OVER_BYTES = 1.6
+# Small operators between products, over the time of their bytes, and of a launch of theirs.
+_SMALL_OVER_BYTES, _SMALL_US = 1.206, 1.73
 # A hand-off between thread blocks that is not hidden, where no wave was measured: microseconds.
 _HAND_OFF_US = 1.4
 # A part is bound by a ceiling that its time is this near to; else by latency.
@@ -149,14 +146,11 @@ class Predictor:
 
     def _alone(self, part: Part) -> float:
         if part.name == "attention":
-            tokens, heads = part.rows, self.config.num_heads
-            rounds = -(-(-(-tokens // _ATTENTION_ROWS) * heads) // self.gpu.sms)
             us = part.flops / (self.gpu.tflops * _ATTENTION_SHARE) * 1e-6
-            return (us + part.count * min(rounds, 4) * _ATTENTION_US) * 1e-6
+            return (us + part.count * _ATTENTION_US) * 1e-6
         if part.product is None:
-            return (
-                part.memory_bytes / self.gpu.read_bandwidth * 1e-3 * _SMALL_OVER_BYTES + part.count * 3 * _KERNEL_US
-            ) * 1e-6
+            us = part.memory_bytes / self.gpu.read_bandwidth * 1e-3 * _SMALL_OVER_BYTES
+            return (us + part.count * 3 * _SMALL_US) * 1e-6
         tokens = 1 if part.name == "head" and part.phase == PREFILL else part.rows
         return part.count * self.gpu.product_us(tokens, *part.product) * 1e-6
 

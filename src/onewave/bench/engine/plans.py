@@ -24,7 +24,7 @@ OWN = "the wave's own"
 
 @torch.inference_mode()
 def measure_plans(
-    load: Callable[[str], StreamedModel],
+    load: Callable[[DecodePlan], StreamedModel],
     plans: Mapping[str, DecodePlan],
     case: WaveCase,
     *,
@@ -33,7 +33,7 @@ def measure_plans(
 ) -> tuple[list[WaveResult], dict[str, Trace]]:
     """Time one decode step by each plan, in turns, and say whether its logits are bitwise those of the first.
 
-    load: a model packed for the plan of that name. plans: proved, OWN among them and first. Returns the results and,
+    load: a model packed for a plan. plans: proved, OWN among them and first. Returns the results and,
     where the case is traced, a trace of each.
     """
     batch, context = case.batch, case.context
@@ -42,9 +42,9 @@ def measure_plans(
     waves: dict[str, DecodeWave] = {}
     inputs: tuple[Tensor, Tensor, Tensor] | None = None
     kv = None
-    for name in plans:
+    for name, plan in plans.items():
         show(f"loading for {name}")
-        made = load(name)
+        made = load(plan)
         model, device = made.model, made.model.device
         wave = waves[name] = DecodeWave(model, batch=batch, stream=made.stream)
         difference = self_check(model, wave, batch)

@@ -85,6 +85,11 @@ def measure_prompts(
     for batch, tokens in sizes:
         show(f"{tokens} tokens, attention by itself")
         alone, missing = _alone(llm, tokens, rounds=reps)
+        if tokens > llm.runner.limits.max_tokens:
+            missing.append(
+                f"attention of PyTorch left out: it has no mask for chunks of {llm.runner.limits.max_tokens}"
+            )
+            alone = {name: seconds for name, seconds in alone.items() if ATTENTIONS[name] is None}
         notes += [f"{tokens} tokens, {note}" for note in missing]
         case = Case(batch, tokens, 1, f"pp{tokens}")
         params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)

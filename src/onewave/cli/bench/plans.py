@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +40,11 @@ def time_plans(
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.engine.plans import OWN, measure_plans, rank_correlation
     from onewave.bench.engine.wave import WaveCase
+    from onewave.engine.load.checkpoint import open_parts
     from onewave.engine.load.choices import choose_device, choose_dtype
     from onewave.engine.load.options import LoadOptions
-    from onewave.engine.load.streamed import StreamedModel
-    from onewave.engine.load.wave import load_streamed
-    from onewave.models.llama_plan import plan_decode, workers_for
+    from onewave.engine.load.streamed import StreamedModel, stream_model
+    from onewave.models.llama_plan import DecodePlan, plan_decode, workers_for
     from onewave.models.step_plan import prove_plan
     from onewave.wave.launch.launch import co_resident
     from onewave.weights.fetch import sources
@@ -74,8 +73,9 @@ def time_plans(
     show_status("measuring the read ceiling")
     ceiling = read_bandwidth(where)
 
-    def load(name: str) -> StreamedModel:
-        return load_streamed(location, config, how if name == OWN else replace(how, plan=read[name]))
+    def load(plan: DecodePlan) -> StreamedModel:
+        with open_parts(location, config, how) as parts:
+            return stream_model(parts, config, plan.program, how)
 
     case = WaveCase(first.batch, context, traced=trace is not None)
     results, traces = measure_plans(load, proved, case, rounds=call.params["reps"], show=show_status)

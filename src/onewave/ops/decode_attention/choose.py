@@ -126,6 +126,8 @@ def _on_gpu(call: DecodeCall) -> DecodeChoice:
 def _of_plan(plan: DecodePlan) -> Reason:
     if plan.split:
         rule = because("splits of {} keys as asked", plan.split)
+    elif not plan.limits:
+        rule = because("one split of up to {} keys", plan.smallest)
     else:
         largest = plan.smallest << len(plan.limits)
         text = "splits of {} to {} keys, the smallest that gives a row at most {}, of long splits {}"
