@@ -19,7 +19,8 @@ from onewave.tiles.sim.fit import stage_spans
 PREFILL, DECODE = "prefill", "decode"
 STEP = "step"
 """The row of all parts together."""
-# Fitted to 512 and 2,048 tokens of an 8B on an H200 (bench/profile). Attention of prompts: share of the sheet's FLOPs while its tiles run, and of a launch beside them.
+# Fitted to 512 and 2,048 tokens of an 8B on an H200 (bench/profile). Attention of prompts: share of the sheet's FLOPs
+# while its tiles run, and of a launch beside them.
 _ATTENTION_SHARE, _ATTENTION_US = 0.76, 11.0
 _ATTENTION_ROWS = 128
 # Small operators between products, over the time of their bytes, and of a launch of theirs.
