@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onewave.base.errors import UnsupportedError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.cli import options
 from onewave.cli.session import open_llm
 from onewave.weights.fetch.aliases import DEFAULT_ALIAS
+
+if TYPE_CHECKING:
+    from onewave.server.kv_events import KvEventPublisher
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,17 @@ class _Serving:
     vllm_metric_names: Annotated[
         bool, typer.Option("--vllm-metric-names", help="Metrics are called vllm:..., for dashboards made for vLLM.")
     ] = False
+    kv_events: Annotated[
+        str | None,
+        typer.Option("--kv-events", help="Publish vLLM's block events on this ZeroMQ endpoint, as tcp://*:5557."),
+    ] = None
+    kv_events_replay: Annotated[
+        str | None, typer.Option("--kv-events-replay", help="Endpoint that sends missed events again: tcp://*:5558.")
+    ] = None
+    kv_events_topic: Annotated[str, typer.Option("--kv-events-topic", help="Before each event.")] = ""
+    kv_events_form: Annotated[
+        str, typer.Option("--kv-events-form", help="maps; or arrays, as vLLM before 0.23 had them.")
+    ] = "maps"
     tool_form: Annotated[
         str,
         typer.Option(
@@ -128,12 +142,32 @@ def serve(
     )
     # Before the model loads: a taken port is known at once.
     listening = bind(host, port)
+    events = _publisher(serving)
     opened = open_llm(**asdict(loading), max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
     from onewave.engine.aio import AsyncLLM, Limits
     from onewave.server.served import Served
 
     limits = Limits(max_requests=serving.max_requests, step_seconds=serving.step_seconds)
     served = Served(AsyncLLM(opened.llm, limits), asked)
+    if events is not None:
+        opened.llm.run_between_steps(lambda engine: engine and engine.listen(events.put))
     address = f"http://{host}:{listening.getsockname()[1]}"
     print(f"{served.names[0]} on {address} (Ctrl-C stops it)", flush=True)
-    serve(served, listening)
+    try:
+        serve(served, listening)
+    finally:
+        if events is not None:
+            events.close()
+
+
+def _publisher(asked: _Serving) -> KvEventPublisher | None:
+    """What publishes block events, where an endpoint is given."""
+    if asked.kv_events is None:
+        if asked.kv_events_replay is not None:
+            raise InvalidArgumentError("--kv-events-replay", got="without --kv-events", allowed="with it")
+        return None
+    from onewave.server.kv_events import KvEventPublisher
+
+    return KvEventPublisher(
+        asked.kv_events, replay=asked.kv_events_replay, topic=asked.kv_events_topic, form=asked.kv_events_form
+    )

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import NamedTuple, Protocol, cast
 from weakref import WeakSet
@@ -333,6 +333,11 @@ class Engine:
                 self._staging.give(step.sampled.parts, step.ready)
         self._in_flight.clear()
         self._rows = None
+
+    def listen(self, listener: Callable[[BlockEvent], object]) -> None:
+        """Tell a listener what the cache stores and removes from now on."""
+        self._prefixes = replace(self._prefixes, listener=listener)
+        self._scheduler.pool.listener = listener
 
     def _new_scheduler(self) -> Scheduler:
         runner, prefixes = self._runner, self._prefixes
