@@ -156,7 +156,7 @@ def test_generation_config_says_where_text_ends() -> None:
         ({"rope_parameters": {"rope_type": "su"}}, r"rope_parameters.rope_type: 'su'; allowed: default, linear"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "one RoPE per layer type"),
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu'; allowed: silu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: 'gptq'"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantization_config.quant_method: 'aqlm'; allowed: gptq"),
         ({"torch_dtype": "float64"}, "'float64'; allowed: bfloat16, float16, float32"),
         ({"is_causal": False}, "config.json: is_causal: False; allowed: True"),
         ({"per_layer_config": {"1": {"rms_norm_eps": 0.5}}}, "per_layer_config: layers that differ; allowed: one kind"),

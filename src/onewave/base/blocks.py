@@ -45,7 +45,7 @@ def _half(blocks: _Bytes, start: int) -> Floats:
     return np.ascontiguousarray(blocks[..., start : start + 2]).view("<f2")[..., 0].astype(np.float32)
 
 
-def _nibbles(packed: _Bytes) -> _Bytes:
+def nibbles(packed: _Bytes) -> _Bytes:
     """uint8 [..., n] -> [..., 2 n]: all low nibbles, then all high ones."""
     return np.concatenate((np.bitwise_and(packed, 15), np.right_shift(packed, 4)), axis=-1)
 
@@ -61,20 +61,20 @@ def _signed(codes: _Bytes, middle: int) -> npt.NDArray[np.int8]:
 
 
 def _q4_0(blocks: _Bytes) -> _Opened:
-    return _signed(_nibbles(blocks[..., 2:]), 8), GroupNumbers(_half(blocks, 0)), None
+    return _signed(nibbles(blocks[..., 2:]), 8), GroupNumbers(_half(blocks, 0)), None
 
 
 def _q4_1(blocks: _Bytes) -> _Opened:
-    return _nibbles(blocks[..., 4:]), GroupNumbers(_half(blocks, 0)), GroupNumbers(-_half(blocks, 2))
+    return nibbles(blocks[..., 4:]), GroupNumbers(_half(blocks, 0)), GroupNumbers(-_half(blocks, 2))
 
 
 def _q5_0(blocks: _Bytes) -> _Opened:
-    codes = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks, 2)
+    codes = nibbles(blocks[..., 6:]) | _fifth_bits(blocks, 2)
     return _signed(codes, 16), GroupNumbers(_half(blocks, 0)), None
 
 
 def _q5_1(blocks: _Bytes) -> _Opened:
-    codes = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks, 4)
+    codes = nibbles(blocks[..., 8:]) | _fifth_bits(blocks, 4)
     return codes, GroupNumbers(_half(blocks, 0)), GroupNumbers(-_half(blocks, 2))
 
 
@@ -98,7 +98,7 @@ def _k_quant(blocks: _Bytes, codes: _Bytes) -> _Opened:
 def _chunks(packed: _Bytes) -> _Bytes:
     """128 bytes a block, in chunks of 32 whose low nibbles come before their high ones: [rows, blocks, 8, 32]."""
     rows, blocks = packed.shape[:2]
-    return _nibbles(packed.reshape(rows, blocks, 4, 32)).reshape(rows, blocks, 8, 32)
+    return nibbles(packed.reshape(rows, blocks, 4, 32)).reshape(rows, blocks, 8, 32)
 
 
 def _q4_k(blocks: _Bytes) -> _Opened:
@@ -113,7 +113,7 @@ def _q5_k(blocks: _Bytes) -> _Opened:
 
 def _q6_k(blocks: _Bytes) -> _Opened:
     rows, count = blocks.shape[:2]
-    low = _nibbles(blocks[..., :128].reshape(rows, count, 2, 64)).reshape(rows, count, 2, 4, 32)
+    low = nibbles(blocks[..., :128].reshape(rows, count, 2, 64)).reshape(rows, count, 2, 4, 32)
     high = blocks[..., 128:192].reshape(rows, count, 2, 1, 32)
     high = np.right_shift(high, np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
     steps = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8).reshape(rows, -1)

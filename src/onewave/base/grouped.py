@@ -128,7 +128,7 @@ class GroupedMatrix:
 
     def dequantize(self) -> Floats:
         """Return float32 [rows, cols] in the matrix's own order of columns."""
-        rows, cols = self.shape
+        cols = self.shape[1]
         group = self.format.group or cols
 
         def spread(numbers: Codes | Floats) -> Floats:
@@ -140,11 +140,16 @@ class GroupedMatrix:
         values *= spread(self.scales.expand())
         if self.minima is not None:
             values -= spread(self.minima.expand())
-        if self.columns is None:
-            return values
-        out = np.empty((rows, cols), np.float32)
-        out[:, self.columns] = values
-        return out
+        return in_order(values, self.columns)
+
+
+def in_order(values: Floats, columns: npt.NDArray[np.int64] | None) -> Floats:
+    """Put each column where `columns` says that it belongs; None: where it is."""
+    if columns is None:
+        return values
+    out = np.empty_like(values)
+    out[:, columns] = values
+    return out
 
 
 def e4m3_values() -> Floats:

@@ -11,6 +11,8 @@ import numpy.typing as npt
 from onewave.base.blocks import BLOCK_FORMATS, open_blocks
 from onewave.base.errors import UnsupportedError
 from onewave.base.gguf_types import gguf_type_named
+from onewave.base.grouped import GroupedMatrix, in_order
+from onewave.base.own_blocks import BLOCK, OWN_BLOCK_BYTES, open_own_blocks
 
 _Bytes = npt.NDArray[np.uint8]
 _Floats = npt.NDArray[np.float32]
@@ -23,40 +25,42 @@ _CHUNK_ELEMENTS = 1 << 16
 class QuantizedRows:
     """A matrix in the bytes of a number format; bf16, fp16 and fp32 count as formats too.
 
-    qtype: GGUF's name of the format ("Q4_1"). data: uint8 [rows, bytes_per_row], often a read-only view of the mapped
-    file. shape: (rows, cols) in elements.
+    qtype: GGUF's name of the format ("Q4_1"), or one of own_blocks.py. data: uint8 [rows, bytes_per_row], often a
+    read-only view of the mapped file. shape: (rows, cols) in elements. columns: int64 [cols], the matrix's column that
+    each column of the blocks is; None: the same.
     """
 
     qtype: str
     data: _Bytes
     shape: tuple[int, int]
+    columns: npt.NDArray[np.int64] | None = None
 
     def select(self, rows: slice | Sequence[int] | npt.NDArray[np.integer]) -> QuantizedRows:
         """Return the chosen rows, in the order given. A slice makes a view, indices make a copy."""
         data = self.data[rows]
-        return QuantizedRows(self.qtype, data, (data.shape[0], self.shape[1]))
+        return QuantizedRows(self.qtype, data, (data.shape[0], self.shape[1]), self.columns)
 
     def dequantize(self) -> _Floats:
         """Return float32 [rows, cols]. Raises UnsupportedError as `dequantize_rows` does."""
-        return dequantize_rows(self.data, self.qtype)
+        return in_order(dequantize_rows(self.data, self.qtype), self.columns)
 
 
 def dequantize_rows(data: _Bytes, qtype: str) -> _Floats:
-    """Expand packed rows into numbers, bit for bit what the gguf library gives.
+    """Expand packed rows into numbers, bit for bit what the gguf library gives for its types.
 
     data: uint8 [rows, bytes_per_row], whole blocks. Returns float32 [rows, cols].
     Raises UnsupportedError when the type needs the gguf library and that is missing or does not know it.
     """
     kind = gguf_type_named(qtype)
     fast = _FAST.get(qtype)
-    if kind is None or fast is None:
+    if fast is None:
         return _dequantize_with_gguf(data, qtype)
+    elements, size = (BLOCK, OWN_BLOCK_BYTES[qtype]) if kind is None else (kind.block_elements, kind.block_bytes)
     rows, row_bytes = data.shape
-    blocks = row_bytes // kind.block_bytes
-    out = np.empty((rows, blocks * kind.block_elements), np.float32)
-    flat_in = np.ascontiguousarray(data).reshape(-1, kind.block_bytes)
-    flat_out = out.reshape(-1, kind.block_elements)
-    step = max(1, _CHUNK_ELEMENTS // kind.block_elements)
+    out = np.empty((rows, row_bytes // size * elements), np.float32)
+    flat_in = np.ascontiguousarray(data).reshape(-1, size)
+    flat_out = out.reshape(-1, elements)
+    step = max(1, _CHUNK_ELEMENTS // elements)
     for start in range(0, flat_in.shape[0], step):
         fast(flat_in[start : start + step], flat_out[start : start + step])
     return out
@@ -74,9 +78,9 @@ def _f32(blocks: _Bytes, out: _Floats) -> None:
     out[:] = blocks.view("<f4")
 
 
-def _grouped(qtype: str) -> Callable[[_Bytes, _Floats], None]:
+def _grouped(unpack: Callable[[_Bytes, str], GroupedMatrix], qtype: str) -> Callable[[_Bytes, _Floats], None]:
     def fill(blocks: _Bytes, out: _Floats) -> None:
-        out[:] = open_blocks(blocks, qtype).dequantize()
+        out[:] = unpack(blocks, qtype).dequantize()
 
     return fill
 
@@ -85,7 +89,9 @@ _FAST: dict[str, Callable[[_Bytes, _Floats], None]] = {
     "F32": _f32,
     "F16": _f16,
     "BF16": _bf16,
-} | {name: _grouped(name) for name in BLOCK_FORMATS}
+    **{name: _grouped(open_blocks, name) for name in BLOCK_FORMATS},
+    **{name: _grouped(open_own_blocks, name) for name in OWN_BLOCK_BYTES},
+}
 
 
 def _dequantize_with_gguf(data: _Bytes, qtype: str) -> _Floats:

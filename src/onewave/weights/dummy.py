@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from onewave.base.errors import WeightsError
+from onewave.base.grouped import GroupedMatrix
 from onewave.base.quantized import QuantizedRows
 from onewave.weights.store import TensorInfo, quote
 
@@ -51,6 +52,10 @@ class DummyStore:
 
     def load_quantized(self, name: str) -> QuantizedRows | None:
         """Return None: made-up tensors are not quantised."""
+        return None
+
+    def load_grouped(self, name: str) -> GroupedMatrix | None:
+        """Return None, for the same reason."""
         return None
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from onewave.base.grouped import GroupedMatrix
     from onewave.base.quantized import QuantizedRows
 
 _LONGEST_NAME_SHOWN = 200
@@ -53,6 +54,10 @@ class WeightStore(Protocol):
 
     def load_quantized(self, name: str) -> QuantizedRows | None:
         """Return the packed blocks of a quantised 2-D tensor, or None when the tensor is anything else."""
+        ...
+
+    def load_grouped(self, name: str) -> GroupedMatrix | None:
+        """Return a quantised matrix as codes with scales by group, or None when it is no such matrix."""
         ...
 
     def close(self) -> None:

@@ -1,6 +1,5 @@
 """Packed CPU weights: bit-exact storage, float32 products, results that ignore the batch."""
 
-from dataclasses import dataclass
 from importlib import import_module
 
 import numpy as np
@@ -10,6 +9,8 @@ from numba.extending import is_jitted
 from numpy.typing import NDArray
 
 from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.base.own_blocks import OWN_BLOCK_BYTES
+from onewave.base.quantized import QuantizedRows, dequantize_rows
 from onewave.ops.embedding import embedding
 from onewave.ops.linear import PackedWeight, can_pack, linear, pack, pack_dense, stack
 from onewave.ops.linear.packed import FORMATS
@@ -20,23 +21,19 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 
-@dataclass(frozen=True)
-class Rows:
-    qtype: str
-    data: NDArray[np.uint8]
-    shape: tuple[int, int]
-
-
 def packed(kind: str, rows: int, cols: int) -> tuple[PackedWeight, torch.Tensor]:
     """A packed random matrix and the float32 matrix that the gguf library (or torch) says it is."""
     values = np.random.default_rng(rows * cols).standard_normal((rows, cols)).astype(np.float32)
     if kind in ("BF16", "F16", "F32"):
         dense = torch.from_numpy(values).to({"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[kind])
         return pack_dense(dense), dense.float()
+    if kind in OWN_BLOCK_BYTES:
+        data = random_own_blocks(kind, rows, cols // 32)
+        return pack(QuantizedRows(kind, data, (rows, cols))), torch.from_numpy(dequantize_rows(data, kind))
     type_id = GGMLQuantizationType[kind]
     # The gguf library quantises to no K-quant.
     quantized = random_k_blocks(kind, rows, cols // 256) if kind in K_KINDS else quantize(values, type_id)
-    return pack(Rows(kind, quantized, (rows, cols))), torch.from_numpy(dequantize(quantized, type_id))
+    return pack(QuantizedRows(kind, quantized, (rows, cols))), torch.from_numpy(dequantize(quantized, type_id))
 
 
 def random_k_blocks(kind: str, rows: int, blocks: int) -> NDArray[np.uint8]:
@@ -49,7 +46,18 @@ def random_k_blocks(kind: str, rows: int, blocks: int) -> NDArray[np.uint8]:
     return data.reshape(rows, -1)
 
 
-KINDS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16", "F32"]
+def random_own_blocks(kind: str, rows: int, blocks: int) -> NDArray[np.uint8]:
+    """Any codes but e4m3's NaN, and numbers of the size that trained models have."""
+    rng = np.random.default_rng(rows)
+    data = rng.integers(0, 256, (rows, blocks, OWN_BLOCK_BYTES[kind]), dtype=np.uint8) & 0xF7
+    for start in {"G4Z": (), "G8": (0, 4), "GF8": (0,)}[kind]:
+        data[..., start : start + 4] = rng.uniform(1e-3, 1e-2, (rows, blocks, 1)).astype("<f4").view(np.uint8)
+    if kind == "G4Z":
+        data[..., :2] = rng.uniform(1e-3, 1e-2, (rows, blocks, 1)).astype("<f2").view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+KINDS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16", "F32", *OWN_BLOCK_BYTES]
 K_KINDS = ["Q4_K", "Q5_K", "Q6_K"]
 
 
@@ -91,7 +99,7 @@ def test_fp16_scales_below_the_normal_range_are_exact() -> None:
     data = np.zeros((16, 34), np.uint8)
     data[:, 0] = 3  # the third subnormal: 3 * 2^-24
     data[:, 2:] = 7
-    weight = pack(Rows("Q8_0", data, (16, 32)))
+    weight = pack(QuantizedRows("Q8_0", data, (16, 32)))
     out = linear(torch.ones(1, 32), weight)
     assert torch.equal(out, torch.full((1, 16), 32 * 7 * 3 * 2.0**-24))
 
@@ -105,7 +113,7 @@ def test_what_fp16_can_not_hold_stays_infinite_or_nan() -> None:
     assert (out[3:] == 32).all()
     data = np.ones((16, 34), np.uint8)
     data[:, :2] = np.full((16, 1), np.inf, np.float16).view(np.uint8)
-    assert torch.isinf(linear(torch.ones(1, 32), pack(Rows("Q8_0", data, (16, 32))))).all()
+    assert torch.isinf(linear(torch.ones(1, 32), pack(QuantizedRows("Q8_0", data, (16, 32))))).all()
 
 
 def test_pieces_of_several_formats_are_one_matrix_below_another() -> None:
@@ -134,9 +142,9 @@ def test_no_tokens_are_no_rows() -> None:
 def test_what_can_not_be_packed_is_refused_by_name() -> None:
     assert not can_pack("Q2_K")
     with pytest.raises(UnsupportedError, match=r"Q2_K.*Q4_1"):
-        pack(Rows("Q2_K", np.zeros((1, 84), np.uint8), (1, 256)))
+        pack(QuantizedRows("Q2_K", np.zeros((1, 84), np.uint8), (1, 256)))
     with pytest.raises(ShapeError, match="packing Q8_0"):
-        pack(Rows("Q8_0", np.zeros((4, 33), np.uint8), (4, 32)))
+        pack(QuantizedRows("Q8_0", np.zeros((4, 33), np.uint8), (4, 32)))
     weight, _ = packed("Q8_0", 16, 32)
     with pytest.raises(UnsupportedError, match="float32"):
         linear(torch.ones(1, 32, dtype=torch.bfloat16), weight)

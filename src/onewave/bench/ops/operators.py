@@ -81,8 +81,8 @@ def check_weight_format(config: ModelConfig, weight_format: str) -> None:
     """Refuse, with UnsupportedError, a format of blocks that do not fill a model's rows."""
     for width in (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size):
         form = FORMATS[weight_format]
-        if form.halves and width % form.columns:
-            got, others = f"a matrix with rows of {width}", [n for n, form in FORMATS.items() if not form.halves]
+        if not form.is_dense and width % form.columns:
+            got, others = f"a matrix with rows of {width}", [n for n, form in FORMATS.items() if form.is_dense]
             next = f"Name one of {', '.join(others)}."
             raise UnsupportedError(
                 f"--weight-format {weight_format}", got=got, allowed=f"multiples of {form.columns}", next=next
@@ -211,12 +211,12 @@ def _random_packed(kind: str, rows: int, cols: int) -> PackedWeight:
     form = FORMATS[kind]
     rng = np.random.default_rng(0)
     width = form.row_bytes // form.columns
-    bytes_a_row = cols // form.columns * form.row_bytes if form.halves else cols * width
+    bytes_a_row = cols * width if form.is_dense else cols // form.columns * form.row_bytes
     data = rng.integers(0, 256, (-(-rows // LANES) * LANES, bytes_a_row), dtype=np.uint8)[:rows]
     for byte in form.halves:
         # The high byte of an fp16 scale: about 2^-7.
         data.reshape(rows, -1, form.row_bytes)[..., byte + 1] = 0x20
-    if not form.halves:
+    if form.is_dense:
         # The high byte of a float's sign and exponent: about 2^-1.
         data[:, width - 1 :: width] = 0x3F
     return pack(QuantizedRows(kind, data, (rows, cols)))

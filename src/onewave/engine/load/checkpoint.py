@@ -8,11 +8,13 @@ kernels.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import groupby
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
@@ -30,10 +32,12 @@ from onewave.base.errors import (
     shown,
 )
 from onewave.base.quantized import QuantizedRows
+from onewave.base.repack import nearest_blocks
 from onewave.engine.load.options import LoadOptions
 from onewave.memory.host import available_bytes
 from onewave.memory.shortage import is_out_of_memory
 from onewave.models.config.model_config import ModelConfig
+from onewave.models.config.read import load_scheme
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 from onewave.models.names import GGUF, HF, Layout, check_tensors, expected_shapes, hf_layout, layer_part_shapes
 from onewave.models.registry import FAMILIES
@@ -42,6 +46,7 @@ from onewave.ops.linear import LinearWeight, PackedWeight, can_pack, has_finite_
 from onewave.weights.fetch.sources import LOAD_FORMATS, ModelLocation
 from onewave.weights.store import WeightStore, quote
 
+_log = logging.getLogger("onewave")
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # What float16 rounds to infinity: from half way between its largest number and what would be the next one.
 _HALF_ENDS = 65520.0
@@ -117,7 +122,14 @@ def _open(location: ModelLocation, config: ModelConfig, options: LoadOptions) ->
         return GGUFStore.open(location.path), GGUF
     from onewave.weights.formats.safetensors_store import SafetensorsStore
 
-    store = SafetensorsStore.open(location.path)
+    store: WeightStore = SafetensorsStore.open(location.path)
+    if (scheme := load_scheme(location)) is not None:
+        from onewave.weights.quantized.store import QuantizedStore
+
+        store = QuantizedStore(store, scheme)
+        if options.device.type != "cpu":
+            kind = str(options.dtype).removeprefix("torch.")
+            _log.warning("%s weights become %s: a GPU holds them dequantised", scheme.method, kind)
     return store, hf_layout(store.tensors)
 
 
@@ -245,34 +257,32 @@ class ModelParts:
         """Stack the rows of 2-D tensors into one weight."""
         if not self._packed:
             return self._dense(names, rows)
+        stored = [self._stored(name, order) for name, order in zip(names, rows, strict=False)]
+        pieces: list[PackedWeight] = []
         # Neighbours of one format are one piece.
-        runs: list[tuple[str | None, list[int]]] = []
-        for number, name in enumerate(names):
-            kind = self._packed_kind(name)
-            if not runs or runs[-1][0] != kind:
-                runs.append((kind, []))
-            runs[-1][1].append(number)
-        return stack([self._packed_piece([names[i] for i in run], [rows[i] for i in run]) for _, run in runs])
+        for key, run in groupby(range(len(names)), lambda number: _kind_of(stored[number])):
+            numbers = list(run)
+            if key is None:
+                pieces.append(self._dense_piece([names[i] for i in numbers], [rows[i] for i in numbers]))
+            else:
+                pieces.append(pack(_stacked([block for i in numbers if (block := stored[i]) is not None])))
+        return stack(pieces)
 
-    def _packed_kind(self, name: str) -> str | None:
-        """The format that a tensor is tiled in; None for one that becomes float32."""
-        kind, shape = self._store.tensors[name].dtype, self._store.tensors[name].shape
-        return kind if len(shape) == 2 and can_pack(kind) else None
+    def _stored(self, name: str, order: NDArray[np.int64] | None) -> QuantizedRows | None:
+        """A tensor's rows of blocks that a CPU multiplies as they are; None for one that becomes dense."""
+        block = self._store.load_quantized(name)
+        if block is None and (matrix := self._store.load_grouped(name)) is not None:
+            block = nearest_blocks(matrix)
+        if block is None or not can_pack(block.qtype):
+            return None
+        if not has_finite_scales(block):
+            self._refuse(name, "blocks with a scale that is no finite number", "finite weights")
+        return block if order is None else block.select(order)
 
-    def _packed_piece(self, names: list[str], rows: Sequence[NDArray[np.int64] | None]) -> PackedWeight:
-        """Tile neighbours of one format."""
-        chosen: list[QuantizedRows] = []
-        for name, order in zip(names, rows, strict=True):
-            block = self._store.load_quantized(name) if self._packed_kind(name) is not None else None
-            if block is None:
-                dtypes = {self._store.tensors[name].dtype for name in names}
-                own = {"BF16": torch.bfloat16, "F16": torch.float16}.get(dtypes.pop()) if len(dtypes) == 1 else None
-                return pack_dense(self._dense(names, rows, dtype=own))
-            if not has_finite_scales(block):
-                self._refuse(name, "blocks with a scale that is no finite number", "finite weights")
-            chosen.append(block if order is None else block.select(order))
-        data = chosen[0].data if len(chosen) == 1 else np.concatenate([block.data for block in chosen])
-        return pack(QuantizedRows(chosen[0].qtype, data, (data.shape[0], chosen[0].shape[1])))
+    def _dense_piece(self, names: list[str], rows: Sequence[NDArray[np.int64] | None]) -> PackedWeight:
+        dtypes = {self._store.tensors[name].dtype for name in names}
+        own = {"BF16": torch.bfloat16, "F16": torch.float16}.get(dtypes.pop()) if len(dtypes) == 1 else None
+        return pack_dense(self._dense(names, rows, dtype=own))
 
     def _dense(
         self,
@@ -333,6 +343,19 @@ class ModelParts:
     ) -> NoReturn:
         what = f"{self._store.tensors[name].file}: tensor {quote(name)}{kind}"
         raise WeightsError(what, got=got, allowed=allowed, next=next)
+
+
+def _kind_of(block: QuantizedRows | None) -> tuple[str, bytes] | None:
+    """What neighbours of one piece have in common."""
+    if block is None:
+        return None
+    return block.qtype, b"" if block.columns is None else block.columns.tobytes()
+
+
+def _stacked(blocks: list[QuantizedRows]) -> QuantizedRows:
+    first = blocks[0]
+    data = first.data if len(blocks) == 1 else np.concatenate([block.data for block in blocks])
+    return QuantizedRows(first.qtype, data, (data.shape[0], first.shape[1]), first.columns)
 
 
 def _limits(tensor: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from functools import partial
 from onewave.base.errors import UnsupportedError
 from onewave.models.config.fields import Fields, show
 from onewave.models.config.model_config import MAX_HEAD_DIM, ModelConfig, RopeConfig
+from onewave.models.config.quantization import read_scheme
 from onewave.models.registry import FAMILIES, Family, QKVBias, Windows
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -100,16 +101,7 @@ def _refuse_unsupported(fields: Fields) -> None:
         raise UnsupportedError(
             f"{fields.source}: per_layer_config", got="layers that differ", allowed="one kind for all layers"
         )
-    for key in ("quantization_config", "compression_config"):
-        section = fields.section(key)
-        if section is not None:
-            method = section.values.get("quant_method", "of an unnamed method")
-            raise fields.unsupported(
-                key,
-                method,
-                f"checkpoints in {', '.join(DTYPES)}, or GGUF files",
-                next="Use the model's unquantised checkpoint or a GGUF of it.",
-            )
+    read_scheme(fields)
 
 
 def _num_kv_heads(fields: Fields, family: Family, num_heads: int) -> int:

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 from onewave.base.errors import ConfigError, InvalidArgumentError, shown
 from onewave.base.json_files import read_json_object
+from onewave.models.config.fields import Fields
 from onewave.models.config.gguf import ROPE_DIVISORS, from_gguf
 from onewave.models.config.hf import from_hf
 from onewave.models.config.model_config import ModelConfig
+from onewave.models.config.quantization import read_scheme
 from onewave.weights.fetch.sources import BUILTIN_DIR, ModelLocation, builtin_names
+from onewave.weights.quantized.scheme import Scheme
 
 if TYPE_CHECKING:
     from onewave.weights.formats.gguf_store import GGUFStore
@@ -61,6 +64,17 @@ def load_config(location: ModelLocation) -> ModelConfig:
         finally:
             store.close()
     return _read_directory(location.path)
+
+
+def load_scheme(location: ModelLocation) -> Scheme | None:
+    """How a Hugging Face directory's matrices are quantised; None where they are not, and for everything else.
+
+    Raises ConfigError, UnsupportedError.
+    """
+    if location.kind != "hf" or location.path is None:
+        return None
+    file = location.path / "config.json"
+    return read_scheme(Fields(read_json_object(file, ConfigError), str(file)))
 
 
 def _read_directory(path: Path) -> ModelConfig:

@@ -280,6 +280,9 @@ _q8_0_tiles, _q8_0_blocks = _direct("Q8_0"), _unpack("Q8_0")
 _q4_k_tiles, _q4_k_blocks = _direct("Q4_K"), _unpack("Q4_K")
 _q5_k_tiles, _q5_k_blocks = _direct("Q5_K"), _unpack("Q5_K")
 _q6_k_tiles, _q6_k_blocks = _direct("Q6_K"), _unpack("Q6_K")
+_g4z_tiles, _g4z_blocks = _direct("G4Z"), _unpack("G4Z")
+_g8_tiles, _g8_blocks = _direct("G8"), _unpack("G8")
+_gf8_tiles, _gf8_blocks = _direct("GF8"), _unpack("GF8")
 _bf16_tiles, _bf16_blocks = _direct("BF16"), _unpack("BF16")
 _f16_tiles, _f16_blocks = _direct("F16"), _unpack("F16")
 _f32_tiles, _f32_blocks = _direct("F32"), _unpack("F32")
@@ -366,6 +369,36 @@ def _unpack_q6_k(tile, room, blocks):
 
 
 @ordered_kernel
+def _direct_g4z(table_at, first, last):
+    _g4z_tiles(table_at, first, last)
+
+
+@ordered_kernel
+def _unpack_g4z(tile, room, blocks):
+    _g4z_blocks(tile, room, blocks)
+
+
+@ordered_kernel
+def _direct_g8(table_at, first, last):
+    _g8_tiles(table_at, first, last)
+
+
+@ordered_kernel
+def _unpack_g8(tile, room, blocks):
+    _g8_blocks(tile, room, blocks)
+
+
+@ordered_kernel
+def _direct_gf8(table_at, first, last):
+    _gf8_tiles(table_at, first, last)
+
+
+@ordered_kernel
+def _unpack_gf8(tile, room, blocks):
+    _gf8_blocks(tile, room, blocks)
+
+
+@ordered_kernel
 def _direct_bf16(table_at, first, last):
     _bf16_tiles(table_at, first, last)
 
@@ -418,6 +451,9 @@ _KERNELS = {
     "Q4_K": (_direct_q4_k, _unpack_q4_k),
     "Q5_K": (_direct_q5_k, _unpack_q5_k),
     "Q6_K": (_direct_q6_k, _unpack_q6_k),
+    "G4Z": (_direct_g4z, _unpack_g4z),
+    "G8": (_direct_g8, _unpack_g8),
+    "GF8": (_direct_gf8, _unpack_gf8),
     "BF16": (_direct_bf16, _unpack_bf16),
     "F16": (_direct_f16, _unpack_f16),
     "F32": (_direct_f32, _unpack_f32),
@@ -443,7 +479,7 @@ def _multiply(x: Tensor, piece: PackedRows, out: int, width: int) -> None:
     form, tokens, blocks = FORMATS[piece.kind], x.shape[0], piece.blocks
     if blocks * form.columns != x.shape[1]:
         x = F.pad(x, (0, blocks * form.columns - x.shape[1]))
-    x = x.contiguous()
+    x = x.contiguous() if piece.columns is None else x[:, piece.columns]
     x_at, sums = x.data_ptr(), x
     if form.shifted:
         # The shift of a group multiplies the sum of its 32 inputs, taken once here for all rows.

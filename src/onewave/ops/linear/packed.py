@@ -11,6 +11,8 @@ and a weight is read exactly once, in order:
     Q8_0       d[16] fp16, then 32 x 16 int8
     Q4_K/Q5_K  d[16], m[16] fp16, 12 x 16 bytes of six-bit steps, Q5_K's 32 x 16 bytes of fifth bits, 128 x 16 bytes
     Q6_K       128 x 16 bytes of nibbles, 64 x 16 of pairs of bits, 16 x 16 int8 steps, d[16] fp16
+    G4Z        d[16] fp16, 16 zero points, then nibbles
+    G8/GF8     d[16] (G8: and m[16]) float32, then 32 x 16 int8 or e4m3 (base/own_blocks.py)
     BF16/F16   32 x 16 two-byte floats
     F32        32 x 16 floats
 
@@ -30,6 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.base.grouped import in_order
 from onewave.base.quantized import QuantizedRows, dequantize_rows
 
 LANES = 16
@@ -52,6 +55,11 @@ class Format:
     runs: tuple[tuple[int, str], ...]
     halves: tuple[int, ...] = ()
     shifted: bool = False
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether each number stands for itself, so that rows of any width can be filled up."""
+        return len(self.runs) == 1
 
     @cached_property
     def groups(self) -> int:
@@ -85,6 +93,9 @@ FORMATS = {
     "Q4_K": Format(256, ((2, "<u2"), (140, "u1")), (0, 2), shifted=True),
     "Q5_K": Format(256, ((2, "<u2"), (172, "u1")), (0, 2), shifted=True),
     "Q6_K": Format(256, ((208, "u1"), (1, "<u2")), (208,)),
+    "G4Z": Format(32, ((1, "<u2"), (17, "u1")), (0,), shifted=True),
+    "G8": Format(32, ((2, "<u4"), (32, "u1")), shifted=True),
+    "GF8": Format(32, ((1, "<u4"), (32, "u1"))),
     "BF16": Format(32, ((32, "<u2"),)),
     "F16": Format(32, ((32, "<u2"),)),
     "F32": Format(32, ((32, "<u4"),)),
@@ -94,12 +105,14 @@ _DENSE = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 @dataclass(frozen=True)
 class PackedRows:
-    """A [rows, cols] matrix of one format in tiles. data: uint8 [tiles, blocks, bytes of a block], CPU, contiguous."""
+    """A [rows, cols] matrix of one format in tiles. data: uint8 [tiles, blocks, bytes of a block], CPU, contiguous.
+    columns: as of QuantizedRows, int64 [cols]: the inputs are brought into that order first."""
 
     kind: str
     rows: int
     cols: int
     data: Tensor
+    columns: Tensor | None = None
 
     @cached_property
     def tiles(self) -> int:
@@ -117,7 +130,7 @@ class PackedRows:
     def dequantize(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the chosen rows, int64 [n], as float32 [n, cols]."""
         values = dequantize_rows(_untile(self.data.numpy(), FORMATS[self.kind], rows), self.kind)
-        return values[:, : self.cols]
+        return in_order(values[:, : self.cols], None if self.columns is None else self.columns.numpy())
 
 
 @dataclass(frozen=True)
@@ -184,7 +197,7 @@ def pack(stored: QuantizedRows) -> PackedWeight:
     form = FORMATS[kind]
     rows, cols = stored.shape
     blocks = -(-cols // form.columns)
-    if form.halves:
+    if not form.is_dense:
         if data.shape != (rows, blocks * form.row_bytes) or cols % form.columns:
             allowed = f"({rows}, {cols} / {form.columns} * {form.row_bytes})"
             raise ShapeError(f"packing {kind}", got=str(data.shape), allowed=allowed)
@@ -196,7 +209,8 @@ def pack(stored: QuantizedRows) -> PackedWeight:
             padded = np.zeros((rows, blocks * form.row_bytes), np.uint8)
             padded[:, : data.shape[1]] = data
             data = padded
-    return PackedWeight((PackedRows(kind, rows, cols, torch.as_tensor(_tile(data, form))),))
+    columns = None if stored.columns is None else torch.as_tensor(stored.columns)
+    return PackedWeight((PackedRows(kind, rows, cols, torch.as_tensor(_tile(data, form)), columns),))
 
 
 def stack(weights: Sequence[PackedWeight]) -> PackedWeight:

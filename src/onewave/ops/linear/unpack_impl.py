@@ -115,6 +115,13 @@ class Emitter:
             places = ir.VectorType(I32, LANES)(list(range(column * LANES, (column + 1) * LANES)))
             yield self.number(self.b.sext(self.b.shuffle_vector(codes, _QUAD(ir.Undefined), places), WORDS))
 
+    def e4m3(self, words):
+        """Bytes in e4m3 as floats, subnormals included."""
+        magnitude = self.b.bitcast(self.b.shl(self.b.and_(words, self.splat(127)), self.splat(20)), FLOATS)
+        magnitude = self.b.fmul(magnitude, self.numbers(2.0**120))
+        sign = self.b.shl(self.b.and_(words, self.splat(128)), self.splat(24))
+        return self.b.bitcast(self.b.or_(self.b.bitcast(magnitude, WORDS), sign), FLOATS)
+
     def half(self, base, byte: int):
         """16 fp16 numbers as floats by integer shifts: exact, subnormals, infinities and NaN included, and needs no
         F16C. byte: where they stand in a row's block."""
@@ -242,6 +249,25 @@ def _q6_k(e: Emitter, base) -> _Chunks:
         yield groups, _sixes(e, base, half)
 
 
+def _g4z(e: Emitter, base) -> _Chunks:
+    scale = e.half(base, 0)
+    shift = e.b.fneg(e.b.fmul(scale, e.number(e.byte(base, 2))))
+    yield [Group((scale, scale), shift)], _nibbles(e, base, 3, 0)
+
+
+def _g8(e: Emitter, base) -> _Chunks:
+    scale, shift = (e.load(base, 4 * place * LANES, FLOATS, 4) for place in range(2))
+    yield (
+        [Group((scale, scale), shift)],
+        ((0, column, e.number(e.signed_byte(base, 8 + column))) for column in range(32)),
+    )
+
+
+def _gf8(e: Emitter, base) -> _Chunks:
+    scale = e.load(base, 0, FLOATS, 4)
+    yield [Group((scale, scale))], ((0, column, e.e4m3(e.byte(base, 4 + column))) for column in range(32))
+
+
 def _dense(weight: Callable[[Emitter, Any, int], Any]) -> Callable[[Emitter, Any], _Chunks]:
     def chunks(e: Emitter, base) -> _Chunks:
         yield [Group(None)], ((0, column, weight(e, base, column)) for column in range(32))
@@ -263,6 +289,9 @@ CHUNKS: dict[str, Callable[[Emitter, Any], _Chunks]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "G4Z": _g4z,
+    "G8": _g8,
+    "GF8": _gf8,
     "BF16": _dense(_bf16),
     "F16": _dense(lambda e, base, column: e.half(base, 2 * column)),
     "F32": _dense(lambda e, base, column: e.load(base, 4 * LANES * column, FLOATS, 4)),

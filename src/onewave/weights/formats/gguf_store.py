@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from onewave.base.blocks import BLOCK_FORMATS, open_blocks
 from onewave.base.errors import WeightsError
 from onewave.base.gguf_types import PLAIN_TYPES, gguf_type_named
+from onewave.base.grouped import GroupedMatrix
 from onewave.base.quantized import QuantizedRows, dequantize_rows
 from onewave.weights.formats.gguf_file import GGUFFile, GGUFTensor
 from onewave.weights.formats.gguf_pieces import piece_paths
@@ -81,6 +83,11 @@ class GGUFStore:
             return None
         rows, cols = tensor.shape
         return QuantizedRows(tensor.dtype, _as_rows(self._files[tensor.file].raw(tensor), tensor), (rows, cols))
+
+    def load_grouped(self, name: str) -> GroupedMatrix | None:
+        """Return a 2-D tensor of BLOCK_FORMATS in groups, or None."""
+        rows = self.load_quantized(name)
+        return None if rows is None or rows.qtype not in BLOCK_FORMATS else open_blocks(rows.data, rows.qtype)
 
     def close(self) -> None:
         """Unmap the files once no view of them is in use."""

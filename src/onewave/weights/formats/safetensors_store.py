@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from onewave.base.errors import UnsupportedError, WeightsError
+from onewave.base.grouped import GroupedMatrix
 from onewave.base.json_files import read_json_object
 from onewave.base.quantized import QuantizedRows
 from onewave.weights.formats.adapter import refuse_adapter_tensors
@@ -69,6 +70,10 @@ class SafetensorsStore:
 
     def load_quantized(self, name: str) -> QuantizedRows | None:
         """Return None: safetensors files hold no GGUF blocks. Raises WeightsError for an unknown name."""
+        self._find(name)
+
+    def load_grouped(self, name: str) -> GroupedMatrix | None:
+        """Return None: each part of a quantised matrix is a tensor of its own here (weights/quantized)."""
         self._find(name)
 
     def close(self) -> None:

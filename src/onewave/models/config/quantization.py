@@ -1,0 +1,143 @@
+"""The quantisation of a Hugging Face checkpoint, from its config.json.
+
+Sources: transformers' utils/quantization_config.py; compressed-tensors' quantization/quant_args.py and quant_config.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from onewave.models.config.fields import Fields
+from onewave.weights.quantized.scheme import Packing, Scheme, Sharing
+
+_NEXT = "Use the model's unquantised checkpoint or a GGUF of it."
+_BITS = (4, 8)
+# compressed-tensors' formats: whether their codes are packed into words.
+_FORMATS = {"pack-quantized": True, "int-quantized": False, "float-quantized": False, "naive-quantized": False}
+_STRATEGIES = ("tensor", "channel", "group", "block")
+
+
+def read_scheme(fields: Fields) -> Scheme | None:
+    """How a config.json's model is quantised; None where it is not. Raises ConfigError, UnsupportedError."""
+    section = fields.section("quantization_config") or fields.section("compression_config")
+    if section is None:
+        return None
+    method = section.text("quant_method")
+    reader = None if method is None else _METHODS.get(method)
+    if method is None or reader is None:
+        raise section.unsupported("quant_method", method or "missing", ", ".join(_METHODS), next=_NEXT)
+    return reader(section)
+
+
+def _gptq(section: Fields) -> Scheme:
+    form = section.text("checkpoint_format") or "gptq"
+    if form not in ("gptq", "gptq_v2"):
+        raise section.unsupported("checkpoint_format", form, "gptq, gptq_v2", next=_NEXT)
+    packing = Packing.GPTQ if form == "gptq" else Packing.GPTQ_V2
+    act_order = section.flag("desc_act", default=False)
+    return Scheme("gptq", packing, ((_bits(section, "bits"), _group(section)),), act_order)
+
+
+def _awq(section: Fields) -> Scheme:
+    version = (section.text("version") or "gemm").lower()
+    if version != "gemm":
+        raise section.unsupported("version", version, "gemm", next=_NEXT)
+    bits = _bits(section, "bits" if section.has("bits") else "w_bit")
+    if bits != 4:
+        raise section.unsupported("bits", bits, "4", next=_NEXT)
+    return Scheme("awq", Packing.AWQ, ((bits, _group(section)),))
+
+
+def _fp8(section: Fields) -> Scheme:
+    form = section.text("fmt") or "e4m3"
+    if form not in ("e4m3", "float8_e4m3fn"):
+        raise section.unsupported("fmt", form, "e4m3", next=_NEXT)
+    block = section.items("weight_block_size")
+    if block is None:
+        return Scheme("fp8", Packing.PLAIN, ((8, Sharing(None, None)), (8, Sharing(1, None))))
+    return Scheme("fp8", Packing.BLOCKS, ((8, _block(section, "weight_block_size")),))
+
+
+def _fbgemm_fp8(section: Fields) -> Scheme:
+    return Scheme("fbgemm_fp8", Packing.PLAIN, ((8, Sharing(1, None)),))
+
+
+def _compressed_tensors(section: Fields) -> Scheme:
+    for key in ("sparsity_config", "transform_config"):
+        other = section.section(key)
+        form = None if other is None else other.values.get("format", "given")
+        if form not in (None, "dense"):
+            raise section.unsupported(key, form, "none", next=_NEXT)
+    groups = section.section("config_groups")
+    if groups is None:
+        raise section.refuse("config_groups", "one group of modules or more")
+    packed: set[bool] = set()
+    kinds: list[tuple[int, Sharing]] = []
+    act_order = False
+    for name in groups.values:
+        group = groups.section(name)
+        if group is None:
+            raise groups.refuse(name, "an object")
+        form = group.text("format") or section.text("format") or "missing"
+        if form not in _FORMATS:
+            raise section.unsupported("format", form, ", ".join(_FORMATS), next=_NEXT)
+        weights = group.section("weights")
+        if weights is None:
+            raise group.refuse("weights", "an object")
+        packed.add(_FORMATS[form])
+        kinds.append(_weights(weights, packed=_FORMATS[form]))
+        act_order |= weights.values.get("actorder") in ("group", True)
+    if len(packed) != 1:
+        raise section.unsupported("config_groups", "packed and plain codes", "one of both", next=_NEXT)
+    packing = Packing.PACKED if packed == {True} else Packing.PLAIN
+    return Scheme("compressed-tensors", packing, tuple(dict.fromkeys(kinds)), act_order)
+
+
+def _weights(weights: Fields, *, packed: bool) -> tuple[int, Sharing]:
+    """What one group of compressed-tensors' config says of its matrices."""
+    kind = weights.text("type") or "int"
+    bits = _bits(weights, "num_bits")
+    if kind not in ("int", "float") or (kind == "float" and (bits != 8 or packed)) or (bits == 4 and not packed):
+        stored = "packed" if packed else "plain"
+        raise weights.unsupported("type", f"{stored} {kind}{bits}", "packed int4 or int8, plain int8 or float8", _NEXT)
+    strategy = weights.text("strategy") or ("group" if weights.has("group_size") else "tensor")
+    if strategy == "group":
+        return bits, _group(weights)
+    if strategy == "block":
+        return bits, _block(weights, "block_structure")
+    if strategy not in _STRATEGIES:
+        raise weights.unsupported("strategy", strategy, ", ".join(_STRATEGIES), next=_NEXT)
+    return bits, Sharing(1 if strategy == "channel" else None, None)
+
+
+def _bits(section: Fields, key: str) -> int:
+    bits = section.integer(key)
+    if bits not in _BITS:
+        raise section.unsupported(key, bits, ", ".join(map(str, _BITS)), next=_NEXT)
+    return bits
+
+
+def _group(section: Fields) -> Sharing:
+    size = section.integer("group_size", minimum=-1)
+    if size == 0:
+        raise section.refuse("group_size", "-1 for whole rows, or a whole number from 1")
+    return Sharing(1, None if size == -1 else size)
+
+
+def _block(section: Fields, key: str) -> Sharing:
+    sizes = section.items(key) or []
+    if len(sizes) != 2 or not all(type(size) is int and 1 <= size <= 1 << 20 for size in sizes):
+        raise section.refuse(key, "two whole numbers from 1")
+    rows, cols = cast("list[int]", sizes)
+    return Sharing(rows, cols)
+
+
+_METHODS: Mapping[str, Callable[[Fields], Scheme]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fbgemm_fp8,
+}
+"""What is read, by quant_method; others (bitsandbytes, aqlm, ...) are refused by that name."""

@@ -1,0 +1,39 @@
+"""How a checkpoint says that its matrices are quantised. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Packing(Enum):
+    """Where a quantised matrix's parts are; see readers.py."""
+
+    GPTQ = "gptq"
+    GPTQ_V2 = "gptq_v2"
+    AWQ = "awq"
+    PACKED = "packed"
+    PLAIN = "plain"
+    BLOCKS = "blocks"
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Which weights share a scale: `rows` x `cols` of them; None is all."""
+
+    rows: int | None
+    cols: int | None
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A checkpoint's quantisation.
+
+    method: its name in config.json. kinds: (bits of a code, weights that share a scale) that its matrices may have.
+    act_order: whether columns were quantised in an order of their own, so that each matrix needs its index.
+    """
+
+    method: str
+    packing: Packing
+    kinds: tuple[tuple[int, Sharing], ...]
+    act_order: bool = False

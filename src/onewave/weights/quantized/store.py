@@ -1,0 +1,79 @@
+"""A quantised checkpoint as a store of matrices: the parts of each are one tensor under the usual name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from onewave.base.errors import WeightsError
+from onewave.base.grouped import GroupedMatrix
+from onewave.base.quantized import QuantizedRows
+from onewave.weights.quantized.readers import NAMES, Plan, plan, read
+from onewave.weights.quantized.scheme import Scheme
+from onewave.weights.store import TensorInfo, WeightStore
+
+# Codes in a file's own dtype that are not the matrix itself.
+_CODES = ("I8", "F8_E4M3", "I32")
+# Scales of a quantised KV cache, which stays in 16 bits or more here.
+_UNUSED = (".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
+
+
+class QuantizedStore:
+    """A WeightStore over another's tensors.
+
+    A matrix whose parts are `X.qweight`, `X.scales` and so on is `X.weight`; whatever is not quantised is there as it
+    is, and so is a part that belongs to no matrix.
+    """
+
+    def __init__(self, store: WeightStore, scheme: Scheme) -> None:
+        """Raises WeightsError for parts that do not fit together."""
+        self._store, self.description = store, store.description
+        names = NAMES[scheme.packing]
+        self._plans: dict[str, Plan] = {}
+        tensors = {name: info for name, info in store.tensors.items() if not name.endswith(_UNUSED)}
+        ending = f".{names.main}"
+        for name in [name for name in tensors if name.endswith(ending) and tensors[name].dtype in _CODES]:
+            module = name.removesuffix(ending)
+            parts = {
+                part: tensors.pop(f"{module}.{part}")
+                for part in (names.main, names.scale, *names.needed, *names.other)
+                if f"{module}.{part}" in tensors
+            }
+            made = plan(scheme, parts)
+            weight = f"{module}.weight"
+            if weight in tensors:
+                raise WeightsError(str(made.main.file), got=f"tensors {weight!r} and {made.main.name!r}", allowed="one")
+            self._plans[weight] = made
+        self.tensors: Mapping[str, TensorInfo] = tensors | {
+            name: TensorInfo(name, made.shape, made.label, made.nbytes, made.main.file)
+            for name, made in self._plans.items()
+        }
+
+    def load(self, name: str) -> torch.Tensor:
+        """Return one tensor; a quantised one in float32. Raises WeightsError, UnsupportedError."""
+        matrix = self.load_grouped(name)
+        return self._store.load(name) if matrix is None else torch.as_tensor(matrix.dequantize())
+
+    def load_quantized(self, name: str) -> QuantizedRows | None:
+        """Return what the store below has: none in safetensors files."""
+        return None if name in self._plans else self._store.load_quantized(name)
+
+    def load_grouped(self, name: str) -> GroupedMatrix | None:
+        """Return a quantised matrix in groups, or None. Raises WeightsError."""
+        made = self._plans.get(name)
+        if made is None:
+            return self._store.load_grouped(name)
+        return read(made, {part: self._array(info) for part, info in made.parts.items()})
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._store.close()
+
+    def _array(self, info: TensorInfo) -> npt.NDArray[Any]:
+        tensor = self._store.load(info.name)
+        if info.dtype == "F8_E4M3":
+            return tensor.view(torch.uint8).numpy()
+        return (tensor.float() if tensor.is_floating_point() else tensor).numpy()

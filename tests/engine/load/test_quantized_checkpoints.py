@@ -1,0 +1,212 @@
+"""Checkpoints of other quantisers: read exactly, kept small on a CPU, refused in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kit.models.quantized_files import (
+    AWQ,
+    FP8,
+    GPTQ,
+    Stored,
+    awq,
+    blocks,
+    compressed,
+    gptq,
+    packed,
+    plain,
+    quantise_checkpoint,
+)
+from kit.models.tiny_models import (
+    config_of,
+    oracle,
+    oracle_logits,
+    our_logits,
+    ours,
+    relative_error,
+    save_checkpoint,
+    tokens,
+)
+from onewave.base.errors import UnsupportedError, WeightsError
+from onewave.models.config.read import load_scheme
+from onewave.ops.linear import PackedWeight
+from onewave.weights.fetch.sources import ModelLocation
+from onewave.weights.formats.safetensors_store import SafetensorsStore
+from onewave.weights.quantized.store import QuantizedStore
+
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+# What a matrix is stored as, its config, and what a CPU keeps it as.
+KINDS: dict[str, tuple[Callable[..., Stored], dict[str, Any], str]] = {
+    "gptq, symmetric": (partial(gptq, sym=True), GPTQ, "Q4_0"),
+    "gptq, asymmetric": (gptq, GPTQ | {"sym": False}, "G4Z"),
+    "gptq, activation order": (partial(gptq, sym=True, act_order=True), GPTQ | {"desc_act": True}, "Q4_0"),
+    "gptq v2": (partial(gptq, version=2), GPTQ | {"checkpoint_format": "gptq_v2"}, "G4Z"),
+    "gptq, eight bits": (partial(gptq, bits=8, group=64), GPTQ | {"bits": 8, "group_size": 64}, "G8"),
+    "awq": (awq, AWQ, "G4Z"),
+    "packed int4": (packed, compressed("pack-quantized", **INT4), "Q4_0"),
+    "packed int4, asymmetric": (partial(packed, sym=False), compressed("pack-quantized", **INT4), "G4Z"),
+    "packed int4, wide zero points": (
+        partial(packed, sym=False, wide=True),
+        compressed("pack-quantized", **INT4),
+        "G4Z",
+    ),
+    "packed int4, activation order": (
+        partial(packed, act_order=True),
+        compressed("pack-quantized", **INT4, actorder="group"),
+        "Q4_0",
+    ),
+    "packed int8": (partial(packed, bits=8), compressed("pack-quantized", **INT4 | {"num_bits": 8}), "Q8_0"),
+    "int8 by row": (plain, compressed("int-quantized", num_bits=8, type="int", strategy="channel"), "Q8_0"),
+    "int8, float32 scales": (
+        partial(plain, number="float32"),
+        compressed("int-quantized", num_bits=8, type="int", strategy="channel"),
+        "G8",
+    ),
+    "fp8 by row": (
+        partial(plain, kind="fp8"),
+        compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
+        "GF8",
+    ),
+    "fp8, one scale": (partial(plain, kind="fp8", share="tensor"), FP8, "GF8"),
+    "fp8 in blocks": (blocks, FP8 | {"weight_block_size": [128, 128]}, "GF8"),
+}
+
+
+def location(directory: Path) -> ModelLocation:
+    return ModelLocation("hf", directory, "m")
+
+
+def opened(directory: Path) -> QuantizedStore:
+    scheme = load_scheme(location(directory))
+    assert scheme is not None
+    return QuantizedStore(SafetensorsStore.open(directory), scheme)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quantised_checkpoint_is_the_plain_one_of_the_same_values(kind: str, tmp_path: Path) -> None:
+    make, config, kept = KINDS[kind]
+    save_checkpoint(tmp_path, config_of("qwen2", **SIZES, num_hidden_layers=1))
+    values = quantise_checkpoint(tmp_path, make, config)
+    store = opened(tmp_path)
+    for name, expected in values.items():
+        assert np.array_equal(store.load(name).numpy(), expected)
+    small, large = ours(tmp_path, packed=True), ours(tmp_path, packed=False)
+    layer = small.weights.layers[0]
+    for weight, plain_weight in ((layer.qkv, large.weights.layers[0].qkv), (layer.down, large.weights.layers[0].down)):
+        assert isinstance(weight, PackedWeight)
+        assert isinstance(plain_weight, Tensor)
+        assert [piece.kind for piece in weight.pieces] == [kept]
+        assert torch.equal(weight.dequantize(), plain_weight)
+    ids, chunks = tokens(12), [9, 1, 2]
+    expected_logits = oracle_logits(oracle(tmp_path / "plain"), ids, chunks)
+    for model in (small, large):
+        assert relative_error(our_logits(model, ids, chunks), expected_logits) <= 1e-4
+
+
+def test_groups_that_are_no_whole_blocks_become_float32(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, config_of("llama", **SIZES, num_hidden_layers=1))
+    quantise_checkpoint(tmp_path, partial(packed, group=16), compressed("pack-quantized", **INT4 | {"group_size": 16}))
+    weight = ours(tmp_path, packed=True).weights.layers[0].qkv
+    assert isinstance(weight, PackedWeight)
+    assert [piece.kind for piece in weight.pieces] == ["F32"]
+
+
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def change(parts: dict[str, Tensor], part: str, to: Callable[[Tensor], Tensor] | None) -> None:
+    """Change a part of the first layer's q, or take it away."""
+    old = parts.pop(f"{Q}.{part}")
+    if to is not None:
+        parts[f"{Q}.{part}"] = to(old).contiguous()
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "to", "said"),
+    [
+        ("awq", "scales", None, f"tensor '{Q}.qweight': its scales is missing"),
+        ("fp8 in blocks", "weight_scale_inv", None, f"tensor '{Q}.weight': its weight_scale_inv is missing"),
+        ("gptq, symmetric", "scales", lambda t: t[:-1], f"tensor '{Q}.scales': shape [3, 128]; allowed: [4, 128]"),
+        ("gptq, symmetric", "qzeros", lambda t: t[:, :-1], f"tensor '{Q}.qzeros': shape [4, 15]; allowed: [4, 16]"),
+        ("gptq, symmetric", "qweight", lambda t: t[:-1], "120 columns in groups of 32; allowed: a group size"),
+        ("gptq, symmetric", "scales", lambda t: t.int(), f"tensor '{Q}.scales': dtype I32; allowed: F16, BF16, F32"),
+        ("gptq, asymmetric", "qzeros", lambda t: t | 15, f"tensor '{Q}.qzeros': zero point 16; allowed: 1 to 15"),
+        ("gptq, activation order", "g_idx", None, f"tensor '{Q}.qweight': activation order without its index"),
+        ("gptq, activation order", "g_idx", lambda t: t + 1, f"tensor '{Q}.g_idx': group 4; allowed: 0 to 3"),
+        ("gptq, activation order", "g_idx", lambda t: t * 0, f"tensor '{Q}.g_idx': groups of several sizes"),
+        ("packed int4", "weight_scale", lambda t: t * torch.inf, "weight_scale': a scale that is no finite number"),
+        ("packed int4", "weight_shape", lambda t: t + 1, f"tensor '{Q}.weight_shape': [129, 129]; allowed: [128, 128]"),
+        ("packed int4, wide zero points", "weight_zero_point", lambda t: t * 0 + 9, "zero point 9; allowed: -8 to 7"),
+        ("fp8 by row", "weight", lambda t: (t.view(torch.uint8) | 127).view(t.dtype), "weights that are no numbers"),
+    ],
+)
+def test_a_broken_part_is_one_line_naming_file_and_tensor(
+    kind: str, part: str, to: Callable[[Tensor], Tensor] | None, said: str, tmp_path: Path
+) -> None:
+    make, config, _ = KINDS[kind]
+    save_checkpoint(tmp_path, config_of("llama", **SIZES, num_hidden_layers=1))
+    quantise_checkpoint(tmp_path, make, config)
+    parts = {name: tensor.clone() for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    change(parts, part, to)
+    save_file(parts, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError) as caught:
+        ours(tmp_path, packed=True)
+    assert said in str(caught.value)
+    assert "model.safetensors" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("left", ["scales", "qweight"])
+def test_parts_that_nothing_uses_are_an_error(left: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, config_of("llama", **SIZES, num_hidden_layers=1))
+    quantise_checkpoint(tmp_path, awq, AWQ)
+    parts = load_file(tmp_path / "model.safetensors")
+    extra = {name.replace(Q, "extra"): tensor.clone() for name, tensor in parts.items() if name.startswith(Q)}
+    kept = extra if left == "qweight" else {"extra.scales": extra["extra.scales"]}
+    save_file(parts | kept, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"model.safetensors: has tensor 'extra\.(scales|weight)'"):
+        ours(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method: 'bitsandbytes'; allowed: gptq, awq"),
+        ({"load_in_4bit": True}, "quant_method: 'missing'"),
+        (GPTQ | {"bits": 3}, "bits: 3; allowed: 4, 8"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format: 'marlin'"),
+        (AWQ | {"version": "gemv"}, "version: 'gemv'; allowed: gemm"),
+        (compressed("nvfp4-pack-quantized", **INT4), "format: 'nvfp4-pack-quantized'"),
+        (
+            compressed("pack-quantized", **INT4) | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+            "sparsity_config",
+        ),
+        (compressed("int-quantized", **INT4), "type: 'plain int4'"),
+        (FP8 | {"fmt": "e5m2"}, "fmt: 'e5m2'"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, config_of("llama", **SIZES, num_hidden_layers=1))
+    described = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(described | {"quantization_config": config}))
+    with pytest.raises(UnsupportedError) as caught:
+        ours(tmp_path)
+    assert said in str(caught.value)
+    assert "config.json" in str(caught.value)
