@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from kit.models.quantized_files import compressed, packed, quantise_checkpoint
+
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16}
 
 
 def test_info_describes_a_directory(onewave, tiny_model):
@@ -27,6 +32,17 @@ def test_info_describes_a_gguf_file(onewave, smollm2_path):
     assert facts["kv_bytes_per_token"]["bfloat16"] == 2 * 30 * 3 * 64 * 2
     assert facts["tokenizer"] == "gpt2 (GGUF), pre-tokenizer smollm, 49152 tokens"
     assert facts["weight_dtypes"]["Q4_1"] == 210
+    assert facts["weight_formats"]["Q4_1"]["bits_per_weight"] == 5
+
+
+def test_info_describes_a_quantised_checkpoint_by_matrix(onewave, own_model):
+    quantise_checkpoint(own_model, partial(packed, group=16), compressed("pack-quantized", **INT4))
+    facts = json.loads(onewave("info", own_model, "--json").out)
+    assert set(facts["weight_dtypes"]) == {"int4 g16", "F32"}
+    (down,) = (tensor for tensor in facts["tensors"] if tensor["name"] == "model.layers.1.mlp.down_proj.weight")
+    rows, cols = down["shape"]
+    assert down["bytes"] == rows * cols // 2 + 2 * rows * cols // 16 + 16  # codes, scales, and the shape itself
+    assert "int4 g16 x 14 (" in onewave("info", own_model).out
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3.1-8b", "qwen3-8b"])

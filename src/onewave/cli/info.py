@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from onewave.base.settings import Settings
 from onewave.cli import options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from onewave.weights.fetch.sources import ModelLocation
     from onewave.weights.store import TensorInfo
@@ -43,15 +44,23 @@ def info(
         "kind": location.kind,
         "path": str(location.path),
         "config": asdict(config),
-        "parameters": None if tensors is None else _num_parameters(tensors),
+        "parameters": None if tensors is None else _num_parameters(tensors.values()),
         "weight_bytes": None if tensors is None else sum(tensor.nbytes for tensor in tensors.values()),
         "weight_dtypes": None if tensors is None else dict(Counter(t.dtype for t in tensors.values()).most_common()),
+        "weight_formats": None if tensors is None else _formats(tensors.values()),
         "kv_bytes_per_token": {name: kv_values * width for name, width in _BYTES.items()},
         "tokenizer": _tokenizer(location, metadata),
         "tensors": None
         if tensors is None
         else [
-            {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "bytes": t.nbytes, "file": t.file.name}
+            {
+                "name": t.name,
+                "shape": list(t.shape),
+                "dtype": t.dtype,
+                "bytes": t.nbytes,
+                "bits_per_weight": _bits(t.nbytes, [t]),
+                "file": t.file.name,
+            }
             for t in tensors.values()
         ],
     }
@@ -71,20 +80,33 @@ def _tensors(location: ModelLocation) -> tuple[Mapping[str, TensorInfo] | None, 
         store.close()
         return found, metadata
     if location.kind == "hf" and location.path is not None and any(location.path.glob("*.safetensors")):
+        from onewave.models.config.read import load_scheme
         from onewave.weights.formats.safetensors_store import SafetensorsStore
+        from onewave.weights.quantized.store import QuantizedStore
 
-        return SafetensorsStore.open(location.path).tensors, {}
+        store, scheme = SafetensorsStore.open(location.path), load_scheme(location)
+        return (store if scheme is None else QuantizedStore(store, scheme)).tensors, {}
     return None, {}
 
 
-def _num_parameters(tensors: Mapping[str, TensorInfo]) -> int:
-    total = 0
-    for tensor in tensors.values():
-        count = 1
-        for length in tensor.shape:
-            count *= length
-        total += count
-    return total
+def _num_parameters(tensors: Iterable[TensorInfo]) -> int:
+    return sum(math.prod(tensor.shape) for tensor in tensors)
+
+
+def _bits(nbytes: int, tensors: Iterable[TensorInfo]) -> float:
+    return round(8 * nbytes / max(1, _num_parameters(tensors)), 3)
+
+
+def _formats(tensors: Iterable[TensorInfo]) -> dict[str, dict[str, float]]:
+    """Tensors, bytes, and bits a weight with its share of the scales, by format."""
+    found: dict[str, list[TensorInfo]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.dtype, []).append(tensor)
+    sizes = {name: sum(tensor.nbytes for tensor in those) for name, those in found.items()}
+    return {
+        name: {"tensors": len(found[name]), "bytes": size, "bits_per_weight": _bits(size, found[name])}
+        for name, size in sorted(sizes.items(), key=lambda entry: -entry[1])
+    }
 
 
 def _tokenizer(location: ModelLocation, metadata: Mapping[str, object]) -> str | None:
@@ -124,7 +146,10 @@ def _print(facts: dict[str, Any]) -> None:
     else:
         gigabytes = facts["weight_bytes"] / 1e9
         lines["weights"] = f"{facts['parameters']:,} parameters in {len(facts['tensors'])} tensors, {gigabytes:.3f} GB"
-        lines["weight dtypes"] = ", ".join(f"{name} x {count}" for name, count in facts["weight_dtypes"].items())
+        lines["weight formats"] = ", ".join(
+            f"{name} x {of['tensors']} ({of['bits_per_weight']:g} bits a weight, {of['bytes'] / 1e6:.1f} MB)"
+            for name, of in facts["weight_formats"].items()
+        )
     lines["KV cache a token"] = ", ".join(f"{size:,} B in {n}" for n, size in facts["kv_bytes_per_token"].items())
     lines["tokenizer"] = facts["tokenizer"] or "none"
     width = max(len(name) for name in lines)
@@ -132,7 +157,8 @@ def _print(facts: dict[str, Any]) -> None:
         print(f"{name:<{width}}  {_plain(str(value))}")
     for tensor in facts["tensors"] or ():
         shape = "x".join(str(length) for length in tensor["shape"])
-        print(f"  {_plain(tensor['name']):<48} {shape:<16} {tensor['dtype']:<6} {tensor['bytes']:>12,} B")
+        size = f"{tensor['dtype']:<10} {tensor['bits_per_weight']:>6g} bits {tensor['bytes']:>14,} B"
+        print(f"  {_plain(tensor['name']):<48} {shape:<16} {size}")
 
 
 def _plain(text: str) -> str:
