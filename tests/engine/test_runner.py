@@ -46,6 +46,8 @@ def test_a_cpu_s_default_is_a_gib_or_a_quarter_of_what_is_free(
     monkeypatch.setattr(kv_cache, "available_bytes", lambda: free)
     assert kv_cache.default_cache_bytes(torch.device("cpu"), one_sequence=1 << 20) == found
     assert kv_cache.default_cache_bytes(torch.device("cpu"), one_sequence=1 << 36) == min(1 << 36, free // 4)
+    # A pass's activations fit beside it.
+    assert kv_cache.default_cache_bytes(torch.device("cpu"), one_sequence=1, beside=free - 100) == min(found, 100)
 
 
 def test_a_slot_reads_the_blocks_that_it_has_and_a_copy_is_as_good(model: Llama) -> None:

@@ -50,3 +50,22 @@ def test_blocks_of_another_shape_and_of_dropped_steps_go_back_to_the_pool(stagin
     assert staging.copy([torch.arange(9)])[0].data_ptr() != kept[0].data_ptr()
     event.done = True
     assert staging.copy([torch.arange(9)])[0].data_ptr() == kept[0].data_ptr()
+
+
+def test_words_may_change_once_they_are_sent_and_their_block_is_another_s_once_they_are_there(staging, monkeypatch):
+    staging, pool = staging
+    sent: list[Event] = []
+
+    class Recorded(Event):
+        def record(self, stream: object) -> None:
+            sent.append(self)
+
+    monkeypatch.setattr(torch.cuda, "Event", Recorded)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    words, targets = torch.arange(40), [torch.zeros(40, dtype=torch.int64) for _ in range(3)]
+    for number, target in enumerate(targets):
+        staging.send(words + number, target)
+        assert torch.equal(target, words + number)
+        if number == 1:
+            sent[0].done = True
+    assert pool.allocator.statistics().used_bytes == 2 * 512

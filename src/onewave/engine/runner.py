@@ -16,6 +16,7 @@ from onewave.engine.scheduler.sequence import PassLimits
 from onewave.gpu.scratch import recording_stream
 from onewave.memory.kv_cache import block_size_on, default_cache_bytes
 from onewave.memory.shortage import is_out_of_memory
+from onewave.models.activations import plan_pass
 from onewave.models.batch import Batch, StepRows
 from onewave.models.llama import Llama
 
@@ -108,7 +109,9 @@ class ModelRunner:
         block_bytes, wanted = 2 * self.block_size * row, a_row * self.max_num_seqs
         bound = kv_bytes
         if bound is None:
-            bound = default_cache_bytes(self.device, one_sequence=a_row * block_bytes)
+            tokens = min(self.limits.max_tokens, self.max_model_len)
+            beside = plan_pass(config, tokens, MAX_SEQUENCES, self.model.dtype.itemsize).total_bytes
+            bound = default_cache_bytes(self.device, one_sequence=a_row * block_bytes, beside=beside)
         found = min(wanted, bound // block_bytes - 1)
         if found < 1:
             raise CapacityError(

@@ -33,14 +33,15 @@ def block_size_on(device: torch.device) -> int:
     return CPU_BLOCK_SIZE if device.type == "cpu" else GPU_BLOCK_SIZE
 
 
-def default_cache_bytes(device: torch.device, *, one_sequence: int) -> int:
-    """Return how much memory a cache may take where nothing was said. one_sequence: bytes of the longest."""
+def default_cache_bytes(device: torch.device, *, one_sequence: int, beside: int = 0) -> int:
+    """Return how much memory a cache may take where nothing was said. one_sequence: bytes of the longest. beside: bytes
+    that have to stay free, for the activations of a pass."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free * _GPU_SHARE)
+        return min(int(free * _GPU_SHARE), free - beside)
     bound, room = max(_CPU_BYTES, one_sequence), available_bytes()
-    return bound if room is None else min(bound, int(room * _CPU_SHARE))
+    return bound if room is None else min(bound, int(room * _CPU_SHARE), room - beside)
 
 
 @dataclass(frozen=True)

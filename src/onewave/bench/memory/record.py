@@ -45,7 +45,7 @@ def record_serving(llm: LLM, *, num_requests: int) -> Trace:
     finally:
         _on_its_thread(llm, profiler.stop)
     source = f"{llm.name}, {num_requests} requests, {llm.decode_path}"
-    return _trace(profiler, llm.device, source)
+    return trace_of(profiler, llm.device, source)
 
 
 def _on_its_thread(llm: LLM, work: Callable[[], object]) -> None:
@@ -61,7 +61,8 @@ def _on_its_thread(llm: LLM, work: Callable[[], object]) -> None:
     done.get()
 
 
-def _trace(profiler: profile, device: torch.device, source: str) -> Trace:
+def trace_of(profiler: profile, device: torch.device, source: str) -> Trace:
+    """What a profiler of memory saw of a device's blocks."""
     results: Any = profiler.profiler
     found = sorted(_allocations(results.kineto_results.experimental_event_tree(), device.type))
     trace = Trace(str(device), source)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from onewave.gpu.scratch import recording_stream
 from onewave.memory.kv_cache import KVCache
+from onewave.memory.staging import Staging
 from onewave.models.batch import Batch, PromptRows
 from onewave.models.llama import Llama
 
@@ -78,6 +79,7 @@ class PromptPasses:
         self._model, self._kv, self._spare_slot, self._use_graphs = model, kv, spare_slot, use_graphs
         self._buckets: dict[int, _Bucket] = {}
         self._pool = torch.cuda.graph_pool_handle() if use_graphs else None
+        self._staging = Staging(model.device)
 
     def run(self, chunks: Sequence[PromptChunk], *, each: Callable[[int, Tensor], object] | None = None) -> Tensor:
         """Run up to MAX_SEQUENCES chunks. Returns float32 [chunks, vocab] of each one's last token, valid until the
@@ -86,7 +88,7 @@ class PromptPasses:
         size = bucket_of(max(num_tokens, BUCKETS[0]))
         keeps = self._use_graphs and size <= LARGEST_BUCKET
         bucket = self._buckets.get(size) or self._new_bucket(size)
-        bucket.words.copy_(torch.as_tensor(self._words(chunks, size)).pin_memory(), non_blocking=True)
+        self._staging.send(torch.as_tensor(self._words(chunks, size)), bucket.words)
         if each is not None:
 
             def within(first: int, logits: Tensor) -> None:
