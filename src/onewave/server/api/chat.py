@@ -18,7 +18,7 @@ from onewave.server.answers.pieces import CallPart, Piece
 from onewave.server.conversation import Talk, with_objects
 from onewave.server.http.events import event, event_response, guarded, json_response, until_gone
 from onewave.server.logprobs import chat_logprobs, prompt_logprobs
-from onewave.server.protocol.base import ERRORS
+from onewave.server.protocol.base import whole_or_streamed
 from onewave.server.protocol.chat import ChatAnswer, ChatMessage, ChatRequest
 from onewave.server.served import Served, UsesServed
 from onewave.server.turn import Delta, Turn, steps, usage_of, whole
@@ -26,7 +26,7 @@ from onewave.server.turn import Delta, Turn, steps, usage_of, whole
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", responses={200: {"model": ChatAnswer}, **ERRORS})
+@router.post("/v1/chat/completions", responses=whole_or_streamed(ChatAnswer))
 async def create_chat_completion(body: ChatRequest, request: Request, served: UsesServed) -> Response:
     """Answer a conversation."""
     name = served.model_of(body.model)

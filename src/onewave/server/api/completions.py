@@ -19,7 +19,7 @@ from onewave.engine.prompts import RawPrompt
 from onewave.server.http.errors import ApiError
 from onewave.server.http.events import event, event_response, guarded, json_response, merged, together, until_gone
 from onewave.server.logprobs import CompletionLogprobs, prompt_logprobs
-from onewave.server.protocol.base import ERRORS
+from onewave.server.protocol.base import ERRORS, whole_or_streamed
 from onewave.server.protocol.completions import CompletionAnswer, CompletionRequest
 from onewave.server.served import Served, UsesServed
 from onewave.server.turn import Step, Turn, steps, usage_of, whole
@@ -27,7 +27,7 @@ from onewave.server.turn import Step, Turn, steps, usage_of, whole
 router = APIRouter()
 
 
-@router.post("/v1/completions", responses={200: {"model": CompletionAnswer}, **ERRORS})
+@router.post("/v1/completions", responses=whole_or_streamed(CompletionAnswer))
 async def create_completion(body: CompletionRequest, request: Request, served: UsesServed) -> Response:
     """Continue one prompt or several."""
     name = served.model_of(body.model)

@@ -19,7 +19,7 @@ from onewave.server.answers.blocks import Block, BlockEvent, Blocks
 from onewave.server.conversation import Talk
 from onewave.server.http.errors import as_anthropic, as_api_error
 from onewave.server.http.events import event, event_response, json_response, until_gone
-from onewave.server.protocol.base import ERRORS
+from onewave.server.protocol.base import ERRORS, whole_or_streamed
 from onewave.server.protocol.messages import (
     CountAnswer,
     CountRequest,
@@ -39,7 +39,7 @@ router = APIRouter()
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-@router.post("/v1/messages", responses={200: {"model": MessageAnswer}, **ERRORS})
+@router.post("/v1/messages", responses=whole_or_streamed(MessageAnswer))
 async def create_message(body: MessagesRequest, request: Request, served: UsesServed) -> Response:
     """Answer a conversation."""
     name = served.model_of(body.model)

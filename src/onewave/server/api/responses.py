@@ -20,7 +20,7 @@ from onewave.server.answers.blocks import Block, BlockEvent, Blocks
 from onewave.server.conversation import Talk, with_objects
 from onewave.server.http.errors import as_api_error
 from onewave.server.http.events import event, event_response, json_response, until_gone
-from onewave.server.protocol.base import ERRORS
+from onewave.server.protocol.base import whole_or_streamed
 from onewave.server.protocol.responses import (
     FunctionCall,
     FunctionCallOutput,
@@ -38,7 +38,7 @@ router = APIRouter()
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
-@router.post("/v1/responses", responses={200: {"model": ResponseAnswer}, **ERRORS})
+@router.post("/v1/responses", responses=whole_or_streamed(ResponseAnswer))
 async def create_response(body: ResponsesRequest, request: Request, served: UsesServed) -> Response:
     """Answer a conversation with items: thoughts, messages, calls."""
     name = served.model_of(body.model)

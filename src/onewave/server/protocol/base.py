@@ -97,3 +97,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": ErrorAnswer, "description": "The server is"},
 }
 """For a route's `responses`."""
+
+
+def whole_or_streamed(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """For the `responses` of a route whose answer may also be a stream of events."""
+    return {200: {"model": answer, "content": {"text/event-stream": {}}}, **ERRORS}
