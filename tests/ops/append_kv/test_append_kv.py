@@ -39,23 +39,29 @@ def run(engine: str, *args: Any, rotary_style: str = "neox", **options: Any) -> 
     return op.load("append_kv", name).run(call, choose(call))
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("tokens", [64, 67])
-@pytest.mark.parametrize("style", ["neox", "interleaved"])
+@pytest.mark.parametrize("kind", ["interleaved", "in halves", "in halves, int8", "a part turns"])
 @pytest.mark.parametrize("paged", [False, True])
-def test_tokens_in_blocks_get_the_bits_that_each_gets_alone(tokens: int, style: str, paged: bool) -> None:
-    """Prompts run in blocks of eight tokens; the last block may be a part, and some tokens may not be stored."""
-    dtype, heads, dim = DTYPES[0], 3, 24
+def test_tokens_in_blocks_get_the_bits_that_each_gets_alone(tokens: int, kind: str, paged: bool) -> None:
+    """Prompts run in blocks of tokens; the last block may be a part, and some tokens may not be stored."""
+    dtype, cached = DTYPES[0], torch.int8 if kind.endswith("int8") else DTYPES[0]
+    num_heads, kv_heads, dim, turned = (4, 2, 32, 32) if kind.startswith("in halves") else (1, 1, 24, 16)
+    heads = num_heads + 2 * kv_heads
     qkv, bias = randn(tokens, heads * dim, seed=1, dtype=dtype), randn(heads * dim, seed=2, dtype=dtype)
-    rotary = randn(tokens, 16, seed=3)
+    rotary = randn(tokens, turned, seed=3)
     slots, positions = torch.arange(tokens, device=DEVICE) % 3, torch.arange(tokens, device=DEVICE) // 3
     positions[5] = -1
     table = torch.randperm(3 * 6, generator=torch.Generator().manual_seed(4)).view(3, 6).int().to(DEVICE)
-    shape = (18, 1, 4, dim) if paged else (3, 1, 24, dim)
-    options: dict[str, Any] = {"num_heads": 1, "bias": bias, "rotary_style": style}
-    options["block_table"] = table if paged else None
+    shape = (18, kv_heads, 4, dim) if paged else (3, kv_heads, 24, dim)
+    options: dict[str, Any] = {"num_heads": num_heads, "bias": bias, "block_table": table if paged else None}
+    options["rotary_style"] = "interleaved" if kind == "interleaved" else "neox"
+    if cached is torch.int8:
+        scales = 0.01 + randn(2, kv_heads, seed=5).abs()
+        options |= {"k_scale": scales[0], "v_scale": scales[1]}
     found: list[tuple[Tensor, ...]] = []
-    for size in (tokens, 9):  # blocks of eight, and one token a program
-        k, v = (torch.full(shape, NAN, dtype=dtype, device=DEVICE) for _ in "kv")
+    for size in (tokens, 9):  # blocks, and one token a program
+        k, v = (torch.full(shape, 77 if cached is torch.int8 else NAN, dtype=cached, device=DEVICE) for _ in "kv")
         parts = [slice(first, first + size) for first in range(0, tokens, size)]
         q = [run("kernel", qkv[at], rotary[at], k, v, slots[at], positions[at], **options) for at in parts]
         found.append((torch.cat(q), k, v))

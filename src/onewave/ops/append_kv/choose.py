@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -23,26 +24,37 @@ _ONE_PASS = (
 )
 
 # From so many tokens on, a program takes a block of them: 98,000 programs of one warp for 2,048 tokens of an 8B took
-# 120 us, where memory would take 11.
+# 120 us, where memory would take 11. In halves: 16 bytes a thread of four warps.
 _MANY_TOKENS, _BLOCK_TOKENS = 64, 8
+_THREADS, _ELEMENTS_A_THREAD = 128, 8
+_MAX_HEADS, _LEAST_HEAD_DIM = 4, 16
 
 
 @dataclass(frozen=True)
 class AppendChoice(Choice):
-    """A launch: a program a block of tokens and head of q, k and v."""
+    """A launch: a program a block of tokens and block of heads of q, k and v. in_halves: which of the two kernels."""
 
     num_tokens: int
     num_heads: int
     head_dim: int
     block_tokens: int = 1
+    block_heads: int = 1
+    in_halves: bool = False
+
+    @property
+    def num_warps(self) -> int:
+        """Warps of a program."""
+        return 1 if self.block_tokens == 1 else 4
 
     @property
     def tile(self) -> str:
-        return f"{self.block_tokens} x 1 head of {self.head_dim}, {1 if self.block_tokens == 1 else 4} warps"
+        heads = "1 head" if self.block_heads == 1 else f"{self.block_heads} heads"
+        return f"{self.block_tokens} x {heads} of {self.head_dim}, {self.num_warps} warps"
 
     @property
     def programs(self) -> str:
-        return f"{-(-self.num_tokens // self.block_tokens)} blocks of tokens x {self.num_heads} heads of q, k and v"
+        blocks = -(-self.num_tokens // self.block_tokens)
+        return f"{blocks} blocks of tokens x {self.num_heads // self.block_heads} blocks of heads of q, k and v"
 
 
 def choose(call: AppendCall) -> Choice:
@@ -55,10 +67,20 @@ def choose(call: AppendCall) -> Choice:
         if call.k_cache.dtype is torch.float8_e4m3fn and capability < (8, 9):
             raise UnsupportedError("append_kv: float8 cache", got="a GPU before sm_89", next="Use an int8 cache.")
         num_kv_heads, head_dim = call.v_cache.shape[1], call.v_cache.shape[3]
-        sizes = (call.qkv.shape[0], call.num_heads + 2 * num_kv_heads, head_dim)
-        normed = call.q_norm is not None or call.k_norm is not None
-        sizes = (*sizes, 1 if normed or sizes[0] < _MANY_TOKENS else _BLOCK_TOKENS)
-        return AppendChoice("triton", "triton_impl", "append_kv/triton_impl.py: append_kv_kernel", _ONE_PASS, *sizes)
+        tokens, normed = call.qkv.shape[0], call.q_norm is not None or call.k_norm is not None
+        whole = call.rotary is not None and call.rotary.shape[1] == head_dim and head_dim.bit_count() == 1
+        in_halves = (
+            whole and head_dim >= _LEAST_HEAD_DIM and not (call.interleaved or normed) and tokens >= _MANY_TOKENS
+        )
+        block_tokens = _BLOCK_TOKENS
+        if in_halves:
+            block_tokens = max(1, _THREADS * _ELEMENTS_A_THREAD * 2 // head_dim)
+        elif normed or tokens < _MANY_TOKENS:
+            block_tokens = 1
+        heads = math.gcd(num_kv_heads, _MAX_HEADS) if in_halves else 1
+        kernel = f"append_kv/triton_impl.py: {'append_halves_kernel' if in_halves else 'append_kv_kernel'}"
+        sizes = (tokens, call.num_heads + 2 * num_kv_heads, head_dim, block_tokens, heads)
+        return AppendChoice("triton", "triton_impl", kernel, _ONE_PASS, *sizes, in_halves=in_halves)
     if call.suits_loops:
         return _LOOPS
     if call.backend == "cpu":
