@@ -17,8 +17,8 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 DTYPES = (torch.bfloat16, torch.float16)
 OPERATORS = (
-    ops.attention, ops.attention_varlen, ops.decode_attention, ops.append_kv, ops.rms_norm, ops.add_rms_norm,
-    ops.swiglu, ops.linear, ops.linear_swiglu,
+    ops.attention, ops.attention_varlen, ops.attention_fp8, ops.decode_attention, ops.append_kv, ops.rms_norm,
+    ops.add_rms_norm, ops.swiglu, ops.linear, ops.linear_swiglu,
 )  # fmt: skip
 
 
@@ -66,6 +66,19 @@ class Calls:
         q, k, v = (self.tensor(tokens, heads, 128, dtype=dtype) for heads in (4, 2, 2))
         starts = self.numbers(tokens * at // sequences for at in range(sequences + 1))
         return ops.attention_varlen, (q, k, v, starts, starts, longest, longest), {"causal": r.random() < 0.8}
+
+    def an_attention_in_bytes(self, r: random.Random) -> Call:
+        tokens, sequences = r.choice((64, 500)), r.choice((None, 3))
+        shapes = [(tokens, heads, 128) if sequences else (2, heads, tokens, 128) for heads in (4, 2, 2)]
+        operands = [self.tensor(*shape, dtype=torch.float8_e4m3fn) for shape in shapes]
+        scales = [1 + self.tensor(heads, dtype=torch.float32).square() for heads in (4, 2, 2)]
+        given: dict[str, Any] = dict(zip(("q_scale", "k_scale", "v_scale"), scales, strict=True))
+        if r.random() < 0.3:
+            given.pop("k_scale")  # ones are made, so not prepared
+        if sequences:
+            starts = self.numbers(tokens * at // sequences for at in range(sequences + 1))
+            given |= {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": tokens, "max_seqlen_k": tokens}
+        return ops.attention_fp8, (*operands,), {**given, "causal": r.random() < 0.7, "return_lse": r.random() < 0.3}
 
     def a_decode_step(self, r: random.Random) -> Call:
         rows, dim, dtype, kv_dtype = r.choice((1, 4, 40)), r.choice((64, 128)), r.choice(DTYPES), None
@@ -130,6 +143,7 @@ class Calls:
 KINDS = (
     Calls.an_attention,
     Calls.a_packed_attention,
+    Calls.an_attention_in_bytes,
     Calls.a_decode_step,
     Calls.an_append,
     Calls.of_rows,

@@ -15,10 +15,12 @@ from onewave.ops.attention.fp8.choose import choose
 from onewave.ops.attention.masks import Window, options
 from onewave.ops.attention.op import answer, run
 from onewave.ops.library import register
+from onewave.ops.prepared import prepared
 
 _NAME = "attention_fp8"
 
 
+@prepared
 def attention_fp8(
     q: Tensor,
     k: Tensor,
