@@ -10,7 +10,8 @@ CHAIN = reports_of("ffn chain ")
 STREAMS = "8192 rows ungated streams: "
 WATCHER = CHAIN[f"{STREAMS}started_kernel"]
 DEPENDENT = [
-    "rms_norm", "add_rms_norm", "swiglu", "append_kv int8 bias norms pages scales", "linear 1 row", "linear 16 rows",
+    "rms_norm", "add_rms_norm", "swiglu", "append_kv int8 bias norms pages scales", "append_kv 2048 rows",
+    "linear 1 row", "linear 16 rows",
 ]  # fmt: skip
 BLOCKS = {name: report for name, report in CHAIN.items() if report["kernel"] == "chain_kernel"}
 
@@ -62,6 +63,12 @@ def test_older_devices_know_nothing_of_it(name: str) -> None:
     words = committed()[f"{name} sm_80"]["memory"]
     assert not {"ACQBULK", "PREEXIT", "UBLKPF"} & set(words)
     assert "STG" in words
+
+
+def test_a_prompts_append_reads_all_its_heads_before_it_stores_one_and_does_not_spill() -> None:
+    report = committed()["append_kv 2048 rows sm_90"]
+    assert report["stack"] == 0
+    assert report["registers"] <= 128  # four blocks an SM, 64 KB under way
 
 
 def test_the_conversion_to_float8_keeps_a_number_that_is_none() -> None:

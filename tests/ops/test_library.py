@@ -351,11 +351,18 @@ def test_autocast_changes_no_product(call: Callable[[Tensor], Tensor], dtype: to
     torch.testing.assert_close(found, expected, atol=0, rtol=0)
 
 
+class Watched(Tensor):
+    """A subclass, which may want to see operators."""
+
+
 def test_a_plain_eager_call_does_not_go_through_the_dispatcher() -> None:
     x, w = randn(3, 16), randn(16, seed=1)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         rms_norm(x, w, 1e-5)
         rms_norm(x, torch.nn.Parameter(w, requires_grad=False), 1e-5)
+        with torch.no_grad():
+            rms_norm(x, torch.nn.Parameter(w), 1e-5)
+        rms_norm(x, w.as_subclass(Watched), 1e-5)
     assert [event.name for event in seen.events() if event.name.startswith("onewave")] == ["onewave::rms_norm"]
     assert not is_watched(x, w, None)
     assert is_watched(x.requires_grad_())

@@ -73,5 +73,6 @@ def apart(tensor: Tensor) -> Tensor:
 
     Operands may be views of one tensor; of another call of the same form they need not be.
     """
-    bits = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor  # DLPack does not know all float8
+    bits = tensor.detach()
+    bits = bits.view(torch.uint8) if tensor.dtype.itemsize == 1 else bits  # DLPack does not know all float8
     return from_dlpack(to_dlpack(bits)).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())

@@ -22,6 +22,9 @@ import onewave.ops.forked  # noqa: F401  # pyright: ignore[reportUnusedImport] (
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.base.settings import Settings
 
+PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
+"""Kinds of tensors that are memory and nothing more: what is done to them concerns autograd alone."""
+
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
@@ -77,7 +80,7 @@ def is_watched(*tensors: Tensor | None) -> bool:
     grad = torch.is_grad_enabled()
     # Not any(...): a generator takes twice as long, and a layer asks seven times.
     for t in tensors:
-        if t is not None and (type(t) is not Tensor or (grad and t.requires_grad)):
+        if t is not None and (type(t) not in PLAIN_TENSORS or (grad and t.requires_grad)):
             return True
     first = tensors[0]
     return first is not None and first.is_meta

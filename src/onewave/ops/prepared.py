@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from onewave.gpu.tape import apart, current_tape, recording
-from onewave.ops.library import is_debug, is_observed
+from onewave.ops.library import PLAIN_TENSORS, is_debug, is_observed
 
 if TYPE_CHECKING:
     from onewave.gpu.prepared import Prepared
@@ -45,8 +45,10 @@ def prepared(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
         if torch.compiler.is_compiling():
             return function(*args, **named)
         values: tuple[Any, ...] = (*args, *named.values()) if named else args
-        first = values[0] if values else None
-        if type(first) is not Tensor or not first.is_cuda or is_observed() or torch.cuda.is_current_stream_capturing():
+        first: Any = values[0] if values else None
+        if type(first) not in PLAIN_TENSORS or not first.is_cuda:
+            return function(*args, **named)
+        if is_observed() or torch.cuda.is_current_stream_capturing():
             return function(*args, **named)
         tensors: list[Tensor] = []
         addresses: list[int] = []
@@ -82,7 +84,7 @@ def _form(
             kind = cast("Any", type(value))
             if value is None:
                 form.append(None)
-            elif kind is Tensor:
+            elif kind in PLAIN_TENSORS:
                 if value.get_device() != device or (grad and value.requires_grad):
                     return None
                 address = value.data_ptr()
@@ -105,7 +107,7 @@ def _record(
     from onewave.gpu.prepared import prepare
 
     given = [*args, *named.values()]
-    places = [at for at, value in enumerate(given) if type(value) is Tensor]
+    places = [at for at, value in enumerate(given) if type(value) in PLAIN_TENSORS]
     operands = [apart(given[at]) for at in places]
     for at, operand in zip(places, operands, strict=True):
         given[at] = operand

@@ -105,6 +105,15 @@ def test_a_given_out_is_returned_itself() -> None:
         assert lse.shape == (1, 4, 300)
 
 
+def test_weights_of_modules_are_prepared_too() -> None:
+    x, weight = empty(3, 256), torch.nn.Parameter(empty(256))
+    for _ in range(3):
+        assert not ops.rms_norm(x, weight, 1e-5).requires_grad
+    assert [type(found) for found in forms_of(ops.rms_norm).values()] == [gpu_prepared.Prepared]
+    with torch.enable_grad():
+        assert ops.rms_norm(x, weight, 1e-5).requires_grad
+
+
 def test_bad_input_is_refused_whatever_was_prepared() -> None:
     q, k, v = (empty(1, 4, 300, 64) for _ in "qkv")
     for _ in range(3):

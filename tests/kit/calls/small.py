@@ -24,9 +24,9 @@ from onewave.ops.swiglu.op import swiglu
 _WIDE, _INNER = 4096, 14336
 
 
-def append(*, cache: torch.dtype = torch.bfloat16, everything: bool = False) -> None:
+def append(rows: int = 4, *, cache: torch.dtype = torch.bfloat16, everything: bool = False) -> None:
     """everything: bias, norms, pages, and scales of an int8 cache."""
-    rows, heads, kv_heads, head_dim = 4, 32, 8, 128
+    heads, kv_heads, head_dim = 32, 8, 128
     width = heads + 2 * kv_heads
     cache = torch.int8 if everything else cache
     k, v = (empty(64, kv_heads, 16, head_dim, dtype=cache) for _ in range(2))
@@ -89,6 +89,7 @@ _EARLY: dict[str, Callable[[], object]] = {
     "add_rms_norm": lambda: add_rms_norm(empty(4, 2048), empty(4, 2048), empty(2048), 1e-6),
     "swiglu": lambda: swiglu(empty(4, 16384)),
     "append_kv int8 bias norms pages scales": partial(append, everything=True),
+    "append_kv 2048 rows": partial(append, 2048),
     "linear 1 row": _row,
     # Rows that TMA can't address.
     "linear 16 rows": partial(_row, 16, 2052),

@@ -31,6 +31,7 @@ _TRITON: dict[str, _Checks] = {
     "attention_kernel": [attention.portable],
     "split_kv_kernel": [decode.split_kv],
     "append_kv_kernel": [small.dependent, small.conversions],
+    "append_halves_kernel": [small.dependent],
     **{name: [small.dependent] for name in ("rms_norm_kernel", "swiglu_kernel", "row_kernel", "tile_kernel")},
     **{name: [wave.packing] for name in ("_bases_kernel", "_pack_kernel", "_unpack_kernel")},
 }
