@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.calls.prepared_calls import KINDS, OPERATORS, Call, Calls, forms_of
+from kit.calls.prepared_calls import KINDS, OPERATORS, WITH_MEMORY, Call, Calls, forms_of
 from kit.operands.on_gpu import GPU
 from onewave import ops
 from onewave.gpu.prepared import Prepared
@@ -37,7 +37,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *WITH_MEMORY])
 def test_ten_thousand_calls_give_what_unprepared_ones_give(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache of forms is full again and again."""
     monkeypatch.setattr(ops_prepared, "_MAX_FORMS", 6)
@@ -68,7 +68,7 @@ def test_threads_and_streams_have_their_own_results() -> None:
         r = random.Random(seed)
         with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream(GPU)):
             for _ in range(200):
-                call = r.choice(KINDS)(calls, random.Random(r.randrange(3)))
+                call = r.choice([*KINDS, *WITH_MEMORY])(calls, random.Random(r.randrange(3)))
                 if not same(result_of(call, prepared=True), result_of(call, prepared=False)):
                     failed.append(call[0].__name__)
             torch.cuda.current_stream().synchronize()

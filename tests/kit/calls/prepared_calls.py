@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from onewave import ops
+from onewave.ops.sampling import triton_impl as sampling
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """An operator, arguments and arguments by name."""
@@ -18,7 +19,8 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 DTYPES = (torch.bfloat16, torch.float16)
 OPERATORS = (
     ops.attention, ops.attention_varlen, ops.attention_fp8, ops.decode_attention, ops.append_kv, ops.rms_norm,
-    ops.add_rms_norm, ops.swiglu, ops.linear, ops.linear_swiglu,
+    ops.add_rms_norm, ops.swiglu, ops.linear, ops.linear_swiglu, sampling.greedy_of_pieces,
+    sampling.max_of_pieces, sampling.draw_of_pieces,
 )  # fmt: skip
 
 
@@ -139,6 +141,22 @@ class Calls:
             return ops.linear_swiglu, (x, weight, bias), {}
         return ops.linear, (x, weight, bias, r.choice((None, torch.float32))), {}
 
+    def logits(self, r: random.Random) -> Tensor:
+        vocab = r.choice((1000, 5000))
+        return self.tensor(r.choice((1, 3)), vocab + 8, dtype=torch.float32)[:, : r.choice((vocab, vocab + 8))]
+
+    def a_choice(self, r: random.Random) -> Call:
+        return r.choice((sampling.greedy_of_pieces, sampling.max_of_pieces)), (self.logits(r),), {}
+
+    def a_draw(self, r: random.Random) -> Call:
+        logits = self.logits(r)
+        uniform, temperature, min_p = (
+            (self.tensor(len(logits), dtype=dtype).abs() + 0.1).clamp(max=0.9)
+            for dtype in (torch.float64, torch.float32, torch.float64)
+        )
+        highest = sampling.max_of_pieces.__wrapped__(logits)
+        return sampling.draw_of_pieces, (logits, uniform, temperature, min_p, 2.0**40, highest), {}
+
 
 KINDS = (
     Calls.an_attention,
@@ -148,4 +166,9 @@ KINDS = (
     Calls.an_append,
     Calls.of_rows,
     Calls.a_product,
+    Calls.a_choice,
 )
+"""Calls that launch the same, whether prepared or not."""
+
+WITH_MEMORY = (Calls.a_draw,)
+"""Calls whose memory is new unless they are prepared, so that they are known by their results."""

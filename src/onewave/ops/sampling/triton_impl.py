@@ -14,12 +14,16 @@ UNIT         whole numbers that the most likely token's probability is
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from onewave.gpu.launch import launch_kernel
+from onewave.gpu.tape import taken
+from onewave.ops.prepared import prepared
 
 PIECE = 4096
 """Entries of a row that a program looks at."""
@@ -121,6 +125,7 @@ def greedy(logits: Tensor) -> Tensor:
     return greedy_of_pieces(logits)[0]
 
 
+@prepared
 def greedy_of_pieces(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The tokens, and int64 [rows, pieces]: the best entry of each PIECE of a row, what is no number above all."""
     rows, vocab = logits.shape
@@ -133,6 +138,7 @@ def greedy_of_pieces(logits: Tensor) -> tuple[Tensor, Tensor]:
     return tokens, best
 
 
+@prepared
 def max_of_pieces(logits: Tensor) -> Tensor:
     """float32 [rows, vocab], last axis contiguous -> float32 [rows, pieces], the highest of each PIECE of a row
     but for what is no number."""
@@ -150,10 +156,19 @@ def draw(
     """float32 [rows, vocab], last axis contiguous -> int64 [rows], each drawn at uniform (float64 [rows]) of the whole
     vocabulary but for what is less likely than min_p (float64 [rows]) times the best. temperature: float32 [rows].
     unit: whole numbers that the most likely token's probability is. highest: max_of_pieces, if it is there."""
+    return draw_of_pieces(
+        logits, uniform, temperature, min_p, unit, max_of_pieces(logits) if highest is None else highest
+    )
+
+
+@prepared
+def draw_of_pieces(
+    logits: Tensor, uniform: Tensor, temperature: Tensor, min_p: Tensor, unit: float, highest: Tensor
+) -> Tensor:
+    """As draw."""
     rows, vocab = logits.shape
     pieces = triton.cdiv(vocab, PIECE)
-    highest = max_of_pieces(logits) if highest is None else highest
-    sums = torch.empty(rows, pieces, dtype=torch.int64, device=logits.device)
+    sums = taken(partial(torch.empty, (rows, pieces), dtype=torch.int64, device=logits.device))
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
         grid, stride = (rows, pieces), logits.stride(0)
