@@ -68,7 +68,7 @@ def test_older_devices_know_nothing_of_it(name: str) -> None:
 def test_a_prompts_append_reads_all_its_heads_before_it_stores_one_and_does_not_spill() -> None:
     report = committed()["append_kv 2048 rows sm_90"]
     assert report["stack"] == 0
-    assert report["registers"] <= 128  # four blocks an SM, 64 KB under way
+    assert report["registers"] <= 80  # six blocks an SM, 48 KB under way
 
 
 def test_the_conversion_to_float8_keeps_a_number_that_is_none() -> None:
