@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError
 from onewave.lab import best_path as search
-from onewave.lab import game
+from onewave.lab import decode, game, profiles
 from onewave.lab import launches as programs
 from onewave.lab.fields import Fields, json_object
 from onewave.lab.guard import App, Guard
@@ -43,11 +43,16 @@ GETS: dict[str, Answer] = {
     "/api/chain": programs.chain,
     "/api/chain-matrix": programs.chain_matrix,
     "/api/sample-trace": programs.sample_trace,
+    "/api/decode-choices": lambda given: decode.choices(),
+    "/api/profile-choices": lambda given: profiles.choices(),
+    "/api/profile": profiles.profile,
 }
 """Routes answered from the query alone."""
 
 POSTS: dict[str, Answer] = {
     "/api/best": search.best_from,
+    "/api/decode": decode.step,
+    "/api/decode-plan": decode.plan_file,
     "/api/trace": lambda given: _read(given, "trace").to_dict(),
     "/api/perfetto": lambda given: _read(given, "trace").to_perfetto(),
     "/api/compare": lambda given: {"phases": compare(_read(given, "a"), _read(given, "b"))},

@@ -1,85 +1,22 @@
-"""Pictures of a profile, as SVG: the roofline with a point a part, and where thread blocks ran."""
+"""Where thread blocks of a launch ran, and when, as SVG."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from html import escape
-from typing import TYPE_CHECKING
-
-from onewave.base.gpus import GPU
-from onewave.models.profile import Part
+from onewave.bench.profile.dispatch_impl import Dispatch
+from onewave.models.roofline import LEFT, WIDTH, head, tick
 from onewave.tiles.sim.pictures import COLOURS, Picture
-
-if TYPE_CHECKING:
-    from onewave.bench.profile.dispatch_impl import Dispatch
-
-_WIDTH, _HEIGHT, _LEFT, _BELOW = 720, 420, 64, 44
-
-
-def roofline(gpu: GPU, points: Sequence[tuple[Part, float]]) -> Picture:
-    """Draw a GPU's ceilings, and each part at its intensity and the FLOP/s of its time, both axes logarithmic.
-
-    points: parts with their seconds; those without FLOPs or bytes are left out.
-    """
-    shown = [(part, seconds) for part, seconds in points if part.flops and part.memory_bytes and seconds > 0]
-    low, high = -1.0, 4.0
-    floor, top = 9.0, math.log10(gpu.tflops * 1e12) + 0.3
-
-    def x(intensity: float) -> float:
-        return _LEFT + (math.log10(intensity) - low) / (high - low) * (_WIDTH - _LEFT - 16)
-
-    def y(rate: float) -> float:
-        return _HEIGHT - _BELOW - (math.log10(rate) - floor) / (top - floor) * (_HEIGHT - _BELOW - 16)
-
-    ridge = gpu.tflops * 1e3 / gpu.bandwidth
-    roof = [(10**low, gpu.bandwidth * 1e9 * 10**low), (ridge, gpu.tflops * 1e12), (10**high, gpu.tflops * 1e12)]
-    out = [_head(f"roofline of {gpu.name}")]
-    for power in range(int(low), int(high) + 1):
-        out.append(_tick(x(10**power), _HEIGHT - _BELOW + 16, f"{10.0**power:g}", "middle"))
-    for power in range(int(floor), int(top) + 1):
-        out.append(_tick(_LEFT - 6, y(10**power) + 4, f"{10.0 ** (power - 12):g}", "end"))
-    out.append(_tick((_WIDTH + _LEFT) / 2, _HEIGHT - 6, "FLOPs a byte of device memory", "middle"))
-    out.append(_tick(_LEFT, 12, f"TFLOP/s; {gpu.name}: {gpu.tflops:g} TFLOP/s, {gpu.bandwidth:,} GB/s", "start"))
-    line = " ".join(f"{x(at):.1f},{y(rate):.1f}" for at, rate in roof)
-    out.append(f'<polyline points="{line}" fill="none" stroke="currentColor" stroke-width="1.5"/>')
-    names = list(dict.fromkeys(part.name for part, _ in shown))
-    for part, seconds in shown:
-        at = min(max(part.intensity, 10**low), 10**high)
-        rate = max(part.flops / seconds, 10**floor)
-        colour = COLOURS[names.index(part.name) % len(COLOURS)]
-        shape = 4 if part.phase == "prefill" else 6
-        label = escape(f"{part.phase} {part.name}, {part.rows} rows: {part.flops / seconds * 1e-12:,.1f} TFLOP/s")
-        out.append(f'<circle cx="{x(at):.1f}" cy="{y(rate):.1f}" r="{shape}" fill="{colour}" fill-opacity="0.8">')
-        out.append(f"<title>{label}</title></circle>")
-    for number, name in enumerate(names):
-        across = _LEFT + 12 + number * 82
-        out.append(f'<circle cx="{across}" cy="28" r="4" fill="{COLOURS[number % len(COLOURS)]}"/>')
-        out.append(_tick(across + 8, 32, name, "start"))
-    return Picture("".join([*out, "</svg>"]))
 
 
 def dispatch_picture(found: Dispatch) -> Picture:
     """Draw which thread block ran on which SM, and when: a row an SM, a bar a block, its number inside."""
     sms = max(found.sm) + 1
     height, longest = max(3.0, min(12.0, 1400 / sms)), max(max(found.end), 1)
-    out = [_head(f"{len(found.sm)} thread blocks on {sms} SMs", height * sms + 40)]
-    out.append(_tick(_LEFT, 12, f"SM by time; {len(found.sm)} blocks, clusters of {found.cluster}", "start"))
+    out = [head(f"{len(found.sm)} thread blocks on {sms} SMs", height * sms + 40)]
+    out.append(tick(LEFT, 12, f"SM by time; {len(found.sm)} blocks, clusters of {found.cluster}", "start"))
     for block, (sm, begin, end) in enumerate(zip(found.sm, found.begin, found.end, strict=True)):
-        across = _LEFT + begin / longest * (_WIDTH - _LEFT - 16)
-        wide = max(1.0, (end - begin) / longest * (_WIDTH - _LEFT - 16) - 1)
+        across = LEFT + begin / longest * (WIDTH - LEFT - 16)
+        wide = max(1.0, (end - begin) / longest * (WIDTH - LEFT - 16) - 1)
         colour = COLOURS[block // found.cluster % len(COLOURS)]
         out.append(f'<rect x="{across:.1f}" y="{20 + sm * height:.1f}" width="{wide:.1f}" height="{height - 0.5:.1f}"')
         out.append(f' fill="{colour}"><title>block {block} on SM {sm}: {begin} to {end} ns</title></rect>')
     return Picture("".join([*out, "</svg>"]))
-
-
-def _head(title: str, height: float = _HEIGHT) -> str:
-    size = f'viewBox="0 0 {_WIDTH} {height:.0f}" width="{_WIDTH}" height="{height:.0f}"'
-    style = 'style="background:#fff;color:#222" font-family="sans-serif"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style} role="img"><title>{escape(title)}</title>'
-
-
-def _tick(x: float, y: float, text: str, anchor: str) -> str:
-    style = f'font-size="11" text-anchor="{anchor}" fill="currentColor"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'

@@ -130,7 +130,7 @@ def profile(
                     verdict(part, seconds or guess or 1e-9, known))
             )  # fmt: skip
     if roofline is not None:
-        from onewave.bench.profile.pictures import roofline as drawn
+        from onewave.models.roofline import roofline as drawn
 
         write_file("--roofline", roofline, drawn(known, [(row.part, row.seconds) for row in rows]).svg)
     stairs = _stairs(config, known, device, reps) if staircase else []

@@ -8,8 +8,10 @@ const LOAD = {
   chains: () => import("./chains.js"),
   traces: () => import("./traces.js"),
   orders: () => import("./orders.js"),
+  decode: () => import("./decode.js"),
+  profile: () => import("./profile.js"),
 };
-const TITLES = { game: "Game", chains: "Chains", traces: "Traces", orders: "Orders" };
+const TITLES = { game: "Game", chains: "Chains", traces: "Traces", orders: "Orders", decode: "Decode", profile: "Profile" };
 const loaded = {};
 const asked = {};
 const opened = read(Object.keys(LOAD), document.documentElement.dataset.opened);
