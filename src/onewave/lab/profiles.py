@@ -43,10 +43,9 @@ def profile(given: Mapping[str, Any]) -> dict[str, Any]:
             took = seconds.get(part.name, 0.0) or 1e-9
             judged = verdict(part, took, gpu)
             points.append((part, took))
-            rows.append(
-                {"phase": phase, "part": part.name, "us_a_layer": took * 1e6 / (1 if part.name == "head" else model.num_layers)}
-                | {"intensity": part.intensity, "compute": judged.compute, "memory": judged.memory}
-                | {"bound": judged.bound, "reason": judged.reason}
-            )  # fmt: skip
+            layers = 1 if part.name == "head" else model.num_layers
+            named = {"phase": phase, "part": part.name, "us_a_layer": took * 1e6 / layers}
+            shares = {"intensity": part.intensity, "compute": judged.compute, "memory": judged.memory}
+            rows.append(named | shares | {"bound": judged.bound, "reason": judged.reason})
     stairs = [gpu.product_us(m, 2 * config.intermediate_size, config.hidden_size) for m in _STAIRS]
     return {"rows": rows, "roofline": roofline(gpu, points).svg, "m": list(_STAIRS), "us": stairs}
