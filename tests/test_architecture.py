@@ -41,7 +41,8 @@ BELOW = {
 BELOW["cli"] = {*BELOW}
 
 # What plans a decode step, from config.json to the launch's words, loads no torch: the lab may import it.
-WITHOUT_TORCH = ("onewave.wave.plan", "onewave.models.config", "onewave.models.llama_plan")
+_OF_MODELS = ("config", "llama_plan", "step_plan", "wave_prediction", "profile", "roofline")
+WITHOUT_TORCH = ("onewave.wave.plan", *(f"onewave.models.{name}" for name in _OF_MODELS))
 
 KERNEL_LANGUAGES = {"triton", "numba", "llvmlite"}
 # Rooms and folders whose files hold kernels or launch them; elsewhere a kernel stands in a file named *_impl.py.

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from onewave.base.device import H200_SMS
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError
+from onewave.base.gpus import GPUS
 from onewave.base.weight_formats import WEIGHT_BYTES
 from onewave.lab.fields import choice, whole
 from onewave.models.config.model_config import ModelConfig
@@ -90,7 +90,7 @@ class _Question:
 def choices() -> dict[str, Any]:
     """What the page offers."""
     models = {name: builtin_config(name).num_layers for name in builtin_models()}
-    return {"models": models, "weights": list(WEIGHT_BYTES), "stages": list(STAGES), "sms": H200_SMS}
+    return {"models": models, "weights": list(WEIGHT_BYTES), "stages": list(STAGES), "sms": GPUS["H200"].sms}
 
 
 def step(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _read(given: Mapping[str, Any]) -> _Question:
     config = builtin_config(model)
     weights = choice(given, "weights", "compact", WEIGHT_BYTES)
     batch, context = whole(given, "batch", 1, MAX_BATCH), whole(given, "context", 512, 1_000_000, least=0)
-    gpus, sms = whole(given, "gpus", 1, 8), whole(given, "sms", H200_SMS, 512)
+    gpus, sms = whole(given, "gpus", 1, 8), whole(given, "sms", GPUS["H200"].sms, 512)
     most = workers_for(config, batch=batch, available=sms, weight_bytes=WEIGHT_BYTES[weights]) * gpus
     layers = min(whole(given, "layers", 2, MAX_SHOWN_LAYERS), config.num_layers)
     numbers = {name: _optional(given, name) for name in ("held", "ring", "splits")}
