@@ -113,13 +113,17 @@ def test_what_makes_no_sense_is_refused(onewave, option, message):
     assert message in onewave("bench", "serve", *option).error()
 
 
-def test_throughput_counts_what_many_requests_generate(onewave, tiny_model, tmp_path):
+@pytest.mark.parametrize("peer", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_throughput_counts_what_many_requests_generate(onewave, tiny_model, tmp_path, peer):
     lengths = ("--input-len", "5", "--output-len", "7", "--requests", "3", "--max-num-seqs", "2", "--reps", "2")
-    done = onewave("bench", "throughput", "--model", tiny_model, *lengths, "--ledger", tmp_path, "--json")
-    found = json.loads(done.out)
-    assert found["tokens_per_second"] == pytest.approx(3 * 7 / found["seconds"]["p50"])
-    assert found["total_tokens_per_second"] == pytest.approx(3 * 12 / found["seconds"]["p50"])
-    (line,) = read_ledger(tmp_path / "cpu.jsonl")
-    assert (line["metric"], line["n"], line["extra"]["max_num_seqs"]) == ("throughput", 2, 2)
+    more = ("--peer",) if peer else ()
+    done = onewave("bench", "throughput", "--model", tiny_model, *lengths, "--ledger", tmp_path, "--json", *more)
+    found = json.loads(done.out.splitlines()[-1])["results"]
+    assert [result["engine"].split()[0] for result in found] == ["onewave", "transformers"][: 1 + peer]
+    for result in found:
+        assert result["tokens_per_second"] == pytest.approx(3 * 7 / result["seconds"]["p50"])
+    lines = list(read_ledger(tmp_path / "cpu.jsonl"))
+    assert [(line["metric"], line["n"]) for line in lines] == [("throughput", 2)] * len(found)
+    assert lines[0]["extra"]["max_num_seqs"] == 2
     too_long = onewave("bench", "throughput", "--model", tiny_model, "--input-len", "500").error()
     assert "--max-model-len" in too_long or "max_model_len" in too_long
