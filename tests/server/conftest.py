@@ -1,4 +1,4 @@
-"""One server of a tiny model for all tests of this folder that need nothing of their own."""
+"""Servers of tiny models of random weights, for all tests of this folder that need nothing of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs onewave[serve]")
 
 from kit.browser import browser as browser
+from kit.models.chat_templates import QWEN3
 from kit.serving import Serving, serve_in_thread, tiny_llm
 
 
@@ -16,4 +17,20 @@ from kit.serving import Serving, serve_in_thread, tiny_llm
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A tiny model that listens."""
     with tiny_llm(tmp_path_factory.mktemp("tiny"), max_num_seqs=8) as llm, serve_in_thread(llm) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """One whose chat template reads tools and knows thoughts."""
+    opening = "{% if enable_thinking is defined and enable_thinking is true %}{{ '<think>\\n' }}{% endif %}"
+    made = tiny_llm(tmp_path_factory.mktemp("qwen"), positions=4096, chat_template=QWEN3 + opening)
+    with made as llm, serve_in_thread(llm) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """One whose chat template does neither."""
+    with tiny_llm(tmp_path_factory.mktemp("plain"), positions=4096) as llm, serve_in_thread(llm) as found:
         yield found
