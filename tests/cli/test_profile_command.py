@@ -40,6 +40,7 @@ def test_the_rows_are_printed_and_written_as_csv_and_drawn(onewave, config, tmp_
     [
         (["--gpu", "B200"], "gpu: 'B200'; allowed: H200"),
         (["--gpu", "A40", "--counters"], "--counters: --gpu A40; allowed: on a CUDA GPU"),
+        (["--gpu", "A40", "--energy"], "--energy: --gpu A40; allowed: on a CUDA GPU"),
         (["--cluster", "2"], "--cluster: 2; allowed: with --dispatch"),
         (["--tokens", "x"], "--tokens"),
         (["--weight-format", "int3"], "--weight-format: 'int3'"),

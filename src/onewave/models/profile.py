@@ -14,6 +14,7 @@ from onewave.base.gpus import GPU
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama_plan import hand_offs, unsupported_because, workers_for
 from onewave.models.wave_prediction import WaveCosts, kept_costs, predict_step
+from onewave.tiles.sim.energy import energy_mj
 from onewave.tiles.sim.fit import stage_spans
 
 PREFILL, DECODE = "prefill", "decode"
@@ -48,6 +49,12 @@ class Part:
     memory_bytes: float
     l2_bytes: float
     product: tuple[int, int] | None = None
+
+    @property
+    def energy_mj(self) -> float:
+        """Millijoules by the bytes that move on each level and the FLOPs, at tiles/sim/energy.py's costs."""
+        moved = {"memory": round(self.memory_bytes), "L2": round(self.l2_bytes)}
+        return sum(energy_mj(moved, round(self.flops)).values())
 
     @property
     def intensity(self) -> float:

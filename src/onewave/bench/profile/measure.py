@@ -9,10 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from onewave.bench.clock import time_calls
-from onewave.bench.engine.wave import WaveCase, measure_wave
+from onewave.bench.clock import recorded, time_calls
+from onewave.bench.energy import BoardEnergy, measure_energy
 from onewave.engine.load.streamed import StreamedModel
 from onewave.models.config.model_config import ModelConfig
+from onewave.models.decode_wave import DecodeWave
 from onewave.models.profile import PREFILL, STEP, Part, parts, stage_seconds
 from onewave.ops.append_kv import append_kv
 from onewave.ops.attention import attention
@@ -88,9 +89,32 @@ def measure_prompt(config: ModelConfig, tokens: int, device: torch.device, *, re
     return found | {STEP: sum(found.values())}
 
 
-def measure_decode(made: StreamedModel, batch: int, context: int, *, reps: int) -> dict[str, float]:
-    """Time a decode step of the wave, in seconds, as `bench wave` does; its parts are shared out by a trace."""
-    case = WaveCase(batch, context, traced=True)
-    results, trace = measure_wave(made.model, case, reps=reps, stream=made.stream)
-    assert trace is not None
-    return stage_seconds(stage_spans(trace), made.model.config, results[0].seconds.p50)
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A decode step: seconds of its parts, which add up to STEP, and of the board's energy, if that was asked for."""
+
+    seconds: dict[str, float]
+    energy: BoardEnergy | None
+
+
+@torch.inference_mode()
+def measure_decode(made: StreamedModel, batch: int, context: int, *, reps: int, energy: bool = False) -> MeasuredStep:
+    """Time a decode step of the wave by replays of a CUDA graph, as `bench wave` does; a trace shares its parts out."""
+    model, device = made.model, made.model.device
+    wave = DecodeWave(model, batch=batch, stream=made.stream)
+    kv = model.new_cache(num_slots=batch, capacity=context + 1)
+    kv.k.normal_()
+    kv.v.normal_()
+    wave.bind_cache(kv)
+    rows = torch.arange(batch, device=device)
+    inputs = rows, torch.full_like(rows, context), rows.clone()
+    logits = torch.empty(batch, model.config.vocab_size, device=device)
+
+    def step() -> Tensor:
+        return wave.wave.decode(*inputs, logits)
+
+    seconds = time_calls([step], device, reps=reps).p50
+    spans = stage_spans(wave.wave.trace_decode(*inputs, logits))
+    spent = measure_energy(recorded([step], device), device) if energy else None
+    wave.wave.check()
+    return MeasuredStep(stage_seconds(spans, model.config, seconds), spent)

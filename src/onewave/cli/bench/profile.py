@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from onewave.base.gpus import GPU
     from onewave.bench.counters import Counters
+    from onewave.bench.energy import BoardEnergy
+    from onewave.bench.profile.measure import MeasuredStep
     from onewave.models.config.model_config import ModelConfig
     from onewave.models.profile import Part, Verdict
 
@@ -32,13 +34,14 @@ _FFN_ROWS = 16
 
 @dataclass(frozen=True)
 class Row:
-    """One part with its predicted and measured seconds, counters, and a verdict by the measured time if there is one,
-    else the predicted."""
+    """One part with its predicted and measured seconds, counters, the board's energy, and a verdict by the measured time
+    if there is one, else the predicted."""
 
     part: Part
     predicted: float
     measured: float | None
     counters: Counters | None
+    energy: BoardEnergy | None
     verdict: Verdict
 
     @property
@@ -64,6 +67,9 @@ class Row:
             "memory_share": self.verdict.memory,
             "counted_bytes": None if found is None else found.dram_bytes * part.count,
             "l2_hit_rate": None if found is None else found.l2_hit_rate,
+            "energy_mj": part.energy_mj,
+            "board_mj": None if self.energy is None else self.energy.millijoules,
+            "board_above_idle_mj": None if self.energy is None else self.energy.above_idle,
             "bound": self.verdict.bound,
             "reason": self.verdict.reason,
         }
@@ -80,6 +86,9 @@ def profile(
     weight_format: WeightFormat = "compact",
     counters: Annotated[
         bool, typer.Option("--counters", help="Bytes of device memory and L2 hit rate of prompts' parts, by ncu.")
+    ] = False,
+    energy: Annotated[
+        bool, typer.Option("--energy", help="What a decode step takes of the board, by NVML's counter over 2 s.")
     ] = False,
     staircase: Annotated[
         bool, typer.Option("--staircase", help="Also the time of the gate and up product over its rows.")
@@ -101,7 +110,7 @@ def profile(
     """
     from onewave.base.gpus import find_gpu
     from onewave.models.config.read import find_config
-    from onewave.models.profile import DECODE, PREFILL, Predictor, parts, verdict
+    from onewave.models.profile import DECODE, PREFILL, STEP, Predictor, parts, verdict
 
     width = weight_bytes_of(weight_format)
     config = find_config(model)
@@ -109,26 +118,25 @@ def profile(
     batches = [count for count in numbers("--batch-size", batch_size) if count]
     device = None if gpu is not None else _device()
     known = _known_gpu(device) if device is not None else find_gpu(gpu or "H200")
-    if device is None and (counters or dispatch is not None):
-        name = "--counters" if counters else "--dispatch"
+    asked = {"--counters": counters, "--energy": energy, "--dispatch": dispatch is not None}
+    for name in (name for name, given in asked.items() if given and device is None):
         raise UnsupportedError(name, got="no GPU" if gpu is None else f"--gpu {gpu}", allowed="on a CUDA GPU")
     if cluster > 1 and dispatch is None:
         raise InvalidArgumentError("--cluster", got=str(cluster), allowed="with --dispatch")
     predictor = Predictor(config, known, width)
     cases = [(PREFILL, rows, 0) for rows in prompts] + [(DECODE, rows, context) for rows in batches]
-    measured = {} if device is None else _measured(model, config, device, cases, weight_format, reps)
+    measured = {} if device is None else _measured(model, config, device, cases, weight_format, reps, energy)
     counted = _counted(model, prompts) if counters and prompts else {}
     rows: list[Row] = []
     for phase, count, before in cases:
         show_status(f"predicting {phase} of {count}")
         predicted = predictor.seconds(phase, count, before)
         for part in parts(config, phase, count, before, weight_bytes=2 if phase == PREFILL else width):
-            seconds = measured.get((phase, count), {}).get(part.name)
-            guess = predicted.get(part.name, 0.0)
-            rows.append(
-                Row(part, guess, seconds, counted.get((count, part.name)) if phase == PREFILL else None,
-                    verdict(part, seconds or guess or 1e-9, known))
-            )  # fmt: skip
+            found = measured.get((phase, count))
+            seconds, guess = None if found is None else found.seconds.get(part.name), predicted.get(part.name, 0.0)
+            spent = found.energy if found is not None and part.name == STEP else None
+            read = counted.get((count, part.name)) if phase == PREFILL else None
+            rows.append(Row(part, guess, seconds, read, spent, verdict(part, seconds or guess or 1e-9, known)))
     if roofline is not None:
         from onewave.models.roofline import roofline as drawn
 
@@ -183,12 +191,13 @@ def _measured(
     cases: list[tuple[str, int, int]],
     weight_format: str,
     reps: int,
-) -> dict[tuple[str, int], dict[str, float]]:
+    energy: bool,
+) -> dict[tuple[str, int], MeasuredStep]:
     import torch
 
     from onewave.base.settings import Settings
     from onewave.base.weight_formats import find_format
-    from onewave.bench.profile.measure import measure_decode, measure_prompt
+    from onewave.bench.profile.measure import MeasuredStep, measure_decode, measure_prompt
     from onewave.engine.load.options import LoadOptions
     from onewave.engine.load.wave import load_streamed
     from onewave.engine.wave_decode import unsuited
@@ -196,18 +205,18 @@ def _measured(
     from onewave.weights.fetch.sources import builtin_names, resolve
 
     torch.cuda.set_device(device)
-    found: dict[tuple[str, int], dict[str, float]] = {}
+    found: dict[tuple[str, int], MeasuredStep] = {}
     for phase, rows, context in cases:
         show_status(f"measuring {phase} of {rows}")
         if phase == PREFILL:
-            found[phase, rows] = measure_prompt(config, rows, device, reps=reps)
+            found[phase, rows] = MeasuredStep(measure_prompt(config, rows, device, reps=reps), None)
         elif model in builtin_names() and unsuited(config, torch.bfloat16, device, rows) is None:
             how = LoadOptions(
                 dtype=torch.bfloat16, device=device, max_num_seqs=rows, max_model_len=max(context + 1, 64),
                 load_format="dummy", weight_format=find_format(weight_format),
             )  # fmt: skip
             made = load_streamed(resolve(model, Settings.from_env(), load_format="dummy"), config, how)
-            found[phase, rows] = measure_decode(made, rows, context, reps=reps)
+            found[phase, rows] = measure_decode(made, rows, context, reps=reps, energy=energy)
             del made
         torch.cuda.empty_cache()
     return found
@@ -281,7 +290,7 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 def _table(title: str, rows: list[Row]) -> Table:
     sizes, times = ("rows", "GFLOP", "bytes", "FLOP/B"), ("predicted us", "measured us")
-    made = table(title, "part", *sizes, *times, "FLOPs", "bandwidth", "L2 hits", "bound")
+    made = table(title, "part", *sizes, *times, "FLOPs", "bandwidth", "L2 hits", "mJ by bytes", "mJ", "bound")
     for row in rows:
         part, judged = row.part, row.verdict
         made.add_row(
@@ -295,6 +304,8 @@ def _table(title: str, rows: list[Row]) -> Table:
             percent(judged.compute),
             percent(judged.memory),
             "" if row.counters is None else percent(row.counters.l2_hit_rate),
+            f"{part.energy_mj:,.0f}",
+            "" if row.energy is None else f"{row.energy.millijoules:,.0f}",
             judged.bound,
         )
     return made
