@@ -34,7 +34,7 @@ _FFN_ROWS = 16
 
 @dataclass(frozen=True)
 class Row:
-    """One part with its predicted and measured seconds, counters, the board's energy, and a verdict by the measured time
+    """One part: predicted and measured seconds, counters, the board's energy, and a verdict by the measured time
     if there is one, else the predicted."""
 
     part: Part
