@@ -231,10 +231,11 @@ def _q5_k(e: Emitter, base) -> _Chunks:
 
 
 def _sixes(e: Emitter, base, half: int) -> _Values:
-    """128 columns: of 64 bytes the low nibbles, then the high ones, and two bits more of each in 32 bytes."""
+    """128 columns: for four in a quarter of them two quads with low and high nibbles, and one with two bits of each."""
     for first in range(0, 32, 4):
-        lows = [e.quad(base, 64 * half + 32 * part + first) for part in range(2)]
-        high = e.quad(base, 128 + 32 * half + first)
+        start = 18 + 96 * half + 3 * first
+        lows = [e.quad(base, start), e.quad(base, start + 4)]
+        high = e.quad(base, start + 8)
         for group in range(4):
             code = e.b.or_(e.nibbles(lows[group % 2], group // 2), e.bits_at(high, 2 * group, 2, 4))
             for column, value in enumerate(e.columns(code, 32), first):
@@ -242,9 +243,9 @@ def _sixes(e: Emitter, base, half: int) -> _Values:
 
 
 def _q6_k(e: Emitter, base) -> _Chunks:
-    d = e.half(base, 208)
+    d = e.half(base, 0)
     for half in range(2):
-        steps = [e.b.fmul(d, e.number(e.signed_byte(base, 192 + 8 * half + place))) for place in range(8)]
+        steps = [e.b.fmul(d, e.number(e.signed_byte(base, 2 + 8 * half + place))) for place in range(8)]
         groups = [Group((steps[2 * group], steps[2 * group + 1])) for group in range(4)]
         yield groups, _sixes(e, base, half)
 
