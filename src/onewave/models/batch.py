@@ -14,7 +14,7 @@ from torch import Tensor
 class StepRows(NamedTuple):
     """One token of each sequence in a decode step: int64 [rows] each, on the model's device.
 
-    Row i feeds token_ids[i], which is written to the cache at [slots[i], :, positions[i]].
+    Row i feeds token_ids[i], which is written to the cache at position positions[i] of slot slots[i].
     """
 
     token_ids: Tensor
@@ -34,7 +34,7 @@ class StepRows(NamedTuple):
 class PromptRows(NamedTuple):
     """Tokens of a packed prompt pass, on the model's device; nothing about them is known on the host.
 
-    token_ids, positions, slots: int64 [tokens]. Token i is written to the cache at [slots[i], :, positions[i]]; tokens
+    token_ids, positions, slots: int64 [tokens]. Token i is written to position positions[i] of slot slots[i]; tokens
     beyond the last sequence only fill the pass up, and go to a spare slot.
     sequences, last: int64 [sequences], each sequence's slot, and its last token in this pass.
     starts_q, starts_k: int32 [sequences + 1], where each sequence's tokens begin, and its keys, those in the cache and
@@ -86,10 +86,10 @@ class Chunk:
 class Batch:
     """Tokens of one forward pass, packed without padding.
 
-    token_ids, positions, slots: [tokens] int64 on the model's device; token i is written to the cache at
-    [slots[i], :, positions[i]]. chunks: the sequences of a prefill in packing order; empty when decoding, where every
-    row is one token and nothing about the batch is known on the host. rows: those of a packed prompt pass, which has no
-    chunks either.
+    token_ids, positions, slots: [tokens] int64 on the model's device; token i is written to
+    position positions[i] of slot slots[i]. chunks: the sequences of a prefill in packing order; empty when decoding,
+    where every row is one token and nothing about the batch is known on the host. rows: those of a packed prompt pass,
+    which has no chunks either.
     """
 
     phase: Phase
