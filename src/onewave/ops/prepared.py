@@ -42,14 +42,13 @@ def prepared(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
 
     @wraps(function)
     def call(*args: _Given.args, **named: _Given.kwargs) -> _Result:
-        if torch.compiler.is_compiling():
-            return function(*args, **named)
-        values: tuple[Any, ...] = (*args, *named.values()) if named else args
-        first: Any = values[0] if values else None
-        if type(first) not in PLAIN_TENSORS or not first.is_cuda:
+        first = args[0] if args else next(iter(named.values()), None)
+        # First: a CPU's call loses 0.25 us by all this, and a model makes hundreds of calls a token.
+        if not getattr(first, "is_cuda", False) or torch.compiler.is_compiling():
             return function(*args, **named)
         if is_observed() or torch.cuda.is_current_stream_capturing():
             return function(*args, **named)
+        values: tuple[Any, ...] = (*args, *named.values()) if named else args
         tensors: list[Tensor] = []
         addresses: list[int] = []
         form = _form(values, tuple(named), tensors, addresses)
