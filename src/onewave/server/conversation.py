@@ -77,6 +77,12 @@ def with_tools(
     return messages, replace(layout, tools=list(tools)) if tools else layout
 
 
+def template_variables(effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A chat template's variables. effort: of reasoning; "none" is the usual switch against thoughts."""
+    said = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    return {**said, **(given or {})}
+
+
 def with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message whose earlier calls have their arguments as objects, as templates write them down themselves.
 

@@ -158,6 +158,8 @@ def test_the_end_is_allowed_only_where_the_grammar_may_end() -> None:
         ({"choice": ["a", ""]}, "none of them empty"),
         ({"grammar": "start: nothing"}, "structured_outputs.grammar"),
         ({"grammar": "root = 1"}, "structured_outputs.grammar"),
+        ({"grammar": 'start: start "a"'}, "no text of this form"),
+        ({"json": {"const": "\ud800"}}, "structured_outputs.json"),
         ({}, "nothing; allowed: one of json"),
         ({"json": {}, "regex": "a"}, "json and regex"),
         ({"json_object": False}, "json_object=False"),

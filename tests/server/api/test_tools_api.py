@@ -197,6 +197,10 @@ def test_a_thought_that_the_template_begins_is_reasoning(server: Serving) -> Non
         message = ask(server, **body)["message"]
         assert message["reasoning_content"]
         assert not message["content"]
+    asked = [{}, {"reasoning_effort": "high"}, {"reasoning_effort": "none"}]
+    posted = [server.post(PATH, {"messages": USER, "max_tokens": 3, **more}).json() for more in asked]
+    assert [("reasoning_content" in each["choices"][0]["message"]) for each in posted] == [False, True, False]
+    assert posted[2]["usage"]["prompt_tokens"] > posted[0]["usage"]["prompt_tokens"]  # an empty thought
 
 
 def test_openais_client_reads_calls_and_parses_forms(server: Serving) -> None:

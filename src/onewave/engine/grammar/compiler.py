@@ -51,7 +51,12 @@ class GrammarCompiler:
         matcher = self._library.LLMatcher(self._tokenizer, f"{text}\n{_NO_FORCING}", log_level=0)
         if matcher.is_error():
             raise _refused(wanted.kind, matcher.get_error())
-        return Grammar(matcher, self._going_on)
+        grammar = Grammar(matcher, self._going_on)
+        first = grammar.begin()
+        first.fill(np.empty_like(self._going_on))
+        if first.failure is not None:
+            raise _refused(wanted.kind, f"there is no text of this form ({first.failure.got})")
+        return grammar
 
 
 class Grammar:

@@ -52,7 +52,7 @@ def form_of(chat_template: str | None) -> str | None:
     template = chat_template or ""
     if "[TOOL_CALLS]" in template:
         return "mistral_args" if _ARGS in template else "mistral"
-    if "<tool_call>" in template:
+    if "<tool_call>" in template and "<function=" not in template:  # that is XML
         return "hermes"
     if "func_name1(params_name1=params_value1" in template:
         return "pythonic"

@@ -15,7 +15,7 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.engine.text.conversations import ChatLayout
 from onewave.server import conversation
 from onewave.server.answers.pieces import CallPart, Piece
-from onewave.server.conversation import Talk, with_objects
+from onewave.server.conversation import Talk, template_variables, with_objects
 from onewave.server.http.events import event, event_response, guarded, json_response, until_gone
 from onewave.server.logprobs import chat_logprobs, prompt_logprobs
 from onewave.server.protocol.base import whole_or_streamed
@@ -46,7 +46,7 @@ async def turn_of(served: Served, body: ChatRequest) -> Turn:
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template=body.chat_template,
-        chat_template_kwargs=body.chat_template_kwargs,
+        chat_template_kwargs=template_variables(body.reasoning_effort, body.chat_template_kwargs),
     )
     tools = body.asked_tools
     talk = Talk(

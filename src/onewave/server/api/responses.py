@@ -17,7 +17,7 @@ from onewave.engine.params import SamplingParams
 from onewave.engine.text.conversations import ChatLayout
 from onewave.server import conversation
 from onewave.server.answers.blocks import Block, BlockEvent, Blocks
-from onewave.server.conversation import Talk, with_objects
+from onewave.server.conversation import Talk, template_variables, with_objects
 from onewave.server.http.errors import as_api_error
 from onewave.server.http.events import event, event_response, json_response, until_gone
 from onewave.server.protocol.base import whole_or_streamed
@@ -52,15 +52,13 @@ async def create_response(body: ResponsesRequest, request: Request, served: Uses
 def _talk(body: ResponsesRequest) -> Talk:
     given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
     seed = None if body.seed is None else body.seed % 2**64
-    tools, variables = body.asked_tools, dict(body.chat_template_kwargs or {})
-    if body.reasoning is not None and body.reasoning.effort == "none":
-        variables.setdefault("enable_thinking", False)
+    tools, effort = body.asked_tools, None if body.reasoning is None else body.reasoning.effort
     return Talk(
         messages=_messages(body),
         params=SamplingParams(max_tokens=body.max_output_tokens, seed=seed, **given),
         tools=tools.for_template(),
         wanted=tools.wanted(body.form),
-        layout=ChatLayout(chat_template_kwargs=variables),
+        layout=ChatLayout(chat_template_kwargs=template_variables(effort, body.chat_template_kwargs)),
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
     )

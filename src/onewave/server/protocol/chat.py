@@ -45,6 +45,7 @@ class ChatRequest(SamplingFields, ToolFields):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
     @property
     def token_limit(self) -> int | None:

@@ -121,7 +121,7 @@ class TextOptions(Strict):
 
 
 class ReasoningOptions(Strict):
-    """effort "none": the chat template's switch against thoughts, where it has one. The rest is not read."""
+    """effort: for the chat template. The rest is not read."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
