@@ -32,7 +32,7 @@ def test_each_load_has_its_latencies_in_table_ledger_and_picture(onewave, url, t
     files = ("--ledger", tmp_path, "--plot", tmp_path / "picture.svg")
     done = onewave("bench", "serve", "--url", url, *SMALL, "--clients", "1,3", "--conversations", "6", *files)
     assert done.status == 0, done.err
-    assert [done.out.count(name) for name in ("1 clients", "3 clients", "ttft", "end_to_end")] == [1, 1, 2, 2]
+    assert [done.out.count(name) for name in ("1 client ", "3 clients", "ttft", "end_to_end")] == [1, 1, 2, 2]
     lines = list(read_ledger(tmp_path / "cpu.jsonl"))
     assert [line["metric"] for line in lines] == METRICS * 2
     assert {line["model"] for line in lines} == {NAME}

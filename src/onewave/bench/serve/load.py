@@ -33,7 +33,9 @@ class Level:
     @property
     def name(self) -> str:
         """For people."""
-        return f"{self.clients} clients" if self.rate is None else f"{self.rate:g}/s"
+        return (
+            f"{self.rate:g}/s" if self.rate is not None else f"{self.clients} client{'' if self.clients == 1 else 's'}"
+        )
 
 
 @dataclass(frozen=True)
