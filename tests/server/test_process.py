@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -111,6 +112,22 @@ def test_sigterm_under_load_lets_what_runs_end_and_exits_0(directory: Path) -> N
         lines = [json.loads(line) for line in server.log if line.startswith("{")]
         assert len([line for line in lines if line.get("status") == 200]) >= 12
         assert "Traceback" not in "".join(server.log)
+
+
+@pytest.mark.slow
+def test_a_client_that_never_reads_can_not_hold_up_the_end(directory: Path) -> None:
+    with running(directory, "--drain-seconds", "1") as server:
+        body = json.dumps({**BODY, "stream": True, "n": 64, "max_tokens": 500}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+            connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            connection.recv(10)
+            time.sleep(1)
+            assert server.post({**BODY, "max_tokens": 1}).status_code == 200
+            server.process.send_signal(signal.SIGTERM)
+            assert server.wait() == 0
 
 
 @pytest.mark.slow

@@ -63,4 +63,9 @@ def served_of(request: Request) -> Served:
     return served
 
 
+def answer_id(request: Request, prefix: str) -> str:
+    """An answer's id: the request's, by which the log knows it."""
+    return f"{prefix}{request.state.request_id}"
+
+
 UsesServed = Annotated[Served, Depends(served_of)]

@@ -128,7 +128,8 @@ def test_nonsense_on_the_wire_is_answered_with_400(strict: Serving) -> None:
 
 
 def test_a_request_id_is_the_caller_s_or_a_new_one(strict: Serving) -> None:
-    assert strict.post(CHAT, BODY, headers={**key(), "x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    answer = strict.post(CHAT, BODY, headers={**key(), "x-request-id": "mine-1"})
+    assert (answer.headers["x-request-id"], answer.json()["id"]) == ("mine-1", "chatcmpl-mine-1")
     made = [
         httpx.get(strict.url + "/health", headers={"x-request-id": "a" * 200}).headers["x-request-id"] for _ in "ab"
     ]

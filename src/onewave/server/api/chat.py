@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -20,7 +19,7 @@ from onewave.server.http.events import event, event_response, guarded, json_resp
 from onewave.server.logprobs import chat_logprobs, prompt_logprobs
 from onewave.server.protocol.base import whole_or_streamed
 from onewave.server.protocol.chat import ChatAnswer, ChatMessage, ChatRequest
-from onewave.server.served import Served, UsesServed
+from onewave.server.served import Served, UsesServed, answer_id
 from onewave.server.turn import Delta, Turn, steps, usage_of, whole
 
 router = APIRouter()
@@ -30,14 +29,14 @@ router = APIRouter()
 async def create_chat_completion(body: ChatRequest, request: Request, served: UsesServed) -> Response:
     """Answer a conversation."""
     name = served.model_of(body.model)
-    turn = await turn_of(served, body)
+    turn = await turn_of(served, body, answer_id(request, "chatcmpl-"))
     head = {"id": turn.request_id, "created": int(time.time()), "model": name}
     if body.stream:
         return await event_response(request, guarded(_chunks(served, body, turn, head)))
     return json_response(await until_gone(request, _answer(served, body, turn, head)))
 
 
-async def turn_of(served: Served, body: ChatRequest) -> Turn:
+async def turn_of(served: Served, body: ChatRequest, request_id: str) -> Turn:
     """What runs for a request. Raises InvalidArgumentError, TokenizerError."""
     if body.top_logprobs and not body.logprobs:
         raise InvalidArgumentError("top_logprobs", got=str(body.top_logprobs), allowed="with logprobs=true")
@@ -59,7 +58,7 @@ async def turn_of(served: Served, body: ChatRequest) -> Turn:
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
     )
-    return await conversation.turn_of(served, talk, f"chatcmpl-{uuid.uuid4().hex}")
+    return await conversation.turn_of(served, talk, request_id)
 
 
 def as_conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

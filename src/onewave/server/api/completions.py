@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -21,7 +20,7 @@ from onewave.server.http.events import event, event_response, guarded, json_resp
 from onewave.server.logprobs import CompletionLogprobs, prompt_logprobs
 from onewave.server.protocol.base import ERRORS, whole_or_streamed
 from onewave.server.protocol.completions import CompletionAnswer, CompletionRequest
-from onewave.server.served import Served, UsesServed
+from onewave.server.served import Served, UsesServed, answer_id
 from onewave.server.turn import Step, Turn, steps, usage_of, whole
 
 router = APIRouter()
@@ -31,11 +30,11 @@ router = APIRouter()
 async def create_completion(body: CompletionRequest, request: Request, served: UsesServed) -> Response:
     """Continue one prompt or several."""
     name = served.model_of(body.model)
-    answer_id = f"cmpl-{uuid.uuid4().hex}"
+    own_id = answer_id(request, "cmpl-")
     params = _params(body)
-    turns = [await _turn(served, body, prompt, params, f"{answer_id}-{i}") for i, prompt in enumerate(body.prompts)]
+    turns = [await _turn(served, body, prompt, params, f"{own_id}-{i}") for i, prompt in enumerate(body.prompts)]
     served.engine.check_room(len(turns))
-    head = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": name}
+    head = {"id": own_id, "object": "text_completion", "created": int(time.time()), "model": name}
     if body.stream:
         return await event_response(request, guarded(_chunks(served, body, turns, head)))
     return json_response(await until_gone(request, _answer(served, body, turns, head)))

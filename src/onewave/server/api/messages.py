@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any, cast
@@ -31,7 +30,7 @@ from onewave.server.protocol.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from onewave.server.served import Served, UsesServed
+from onewave.server.served import Served, UsesServed, answer_id
 from onewave.server.turn import Delta, Turn, steps, usage_of, whole
 
 router = APIRouter()
@@ -50,7 +49,7 @@ async def create_message(body: MessagesRequest, request: Request, served: UsesSe
         seed=None if body.seed is None else body.seed % 2**64,
         **given,
     )
-    turn = await conversation.turn_of(served, _talk(body, params), f"msg_{uuid.uuid4().hex}")
+    turn = await conversation.turn_of(served, _talk(body, params), answer_id(request, "msg_"))
     head = {"id": turn.request_id, "type": "message", "role": "assistant", "model": name}
     if body.stream:
         return await event_response(request, _events(served, turn, head))

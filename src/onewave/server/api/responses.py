@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from itertools import count
@@ -30,7 +29,7 @@ from onewave.server.protocol.responses import (
     ResponsesRequest,
     TextContent,
 )
-from onewave.server.served import Served, UsesServed
+from onewave.server.served import Served, UsesServed, answer_id
 from onewave.server.turn import Turn, steps, usage_of, whole
 
 router = APIRouter()
@@ -42,7 +41,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 async def create_response(body: ResponsesRequest, request: Request, served: UsesServed) -> Response:
     """Answer a conversation with items: thoughts, messages, calls."""
     name = served.model_of(body.model)
-    turn = await conversation.turn_of(served, _talk(body), f"resp_{uuid.uuid4().hex}")
+    turn = await conversation.turn_of(served, _talk(body), answer_id(request, "resp_"))
     answer = _Answer(served, _head(body, name, turn.request_id))
     if body.stream:
         return await event_response(request, _events(served, turn, answer))
