@@ -179,10 +179,10 @@ def test_a_name_of_two_words_is_an_option_too(onewave):
 
 def test_a_switch_is_named_as_it_is_turned_off(onewave, monkeypatch):
     def fail(*args: object, **options: object) -> None:
-        raise package.WeightsError("m", got="compact=True", next="Use compact=False, or keep_unpacked=True.")
+        raise package.WeightsError("m", got="compact=True", next="Use compact=False, or enforce_eager=True.")
 
     monkeypatch.setattr("onewave.cli.generate.open_llm", fail)
-    assert onewave("generate", "hi").error() == "error: m: --compact. Use --no-compact, or --keep-unpacked."
+    assert onewave("generate", "hi").error() == "error: m: --compact. Use --no-compact, or --enforce-eager."
 
 
 def test_what_the_user_wrote_is_not_taken_for_an_option(onewave):

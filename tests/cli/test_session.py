@@ -23,7 +23,7 @@ def test_a_gpu_says_on_stderr_how_it_decodes(
         return SimpleNamespace(decode_path=path, load_seconds={"weights": 0.5, "imports": 0.25})
 
     monkeypatch.setattr(llm, "LLM", load)
-    opened = open_llm("llama-3.2-1b", load_format="dummy", decode="auto", keep_unpacked=None)
+    opened = open_llm("llama-3.2-1b", load_format="dummy", decode="auto")
     assert opened.llm.decode_path == path
     out, err = capsys.readouterr()
     assert out == ""

@@ -105,11 +105,6 @@ def test_an_unknown_quantization_is_refused_before_anything_is_loaded(wrong: Any
         LLM("no-such-model", quantization=wrong)
 
 
-def test_whether_to_keep_unpacked_matrices_is_a_yes_or_a_no() -> None:
-    with pytest.raises(InvalidArgumentError, match="keep_unpacked: 'no'; allowed: True, False or None"):
-        LLM("no-such-model", keep_unpacked="no")  # type: ignore[arg-type] # that is the point
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

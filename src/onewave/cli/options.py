@@ -35,14 +35,6 @@ Decode = Annotated[
     str,
     typer.Option("--decode", help="auto; or wave (one launch a token), graph or eager, which never fall back."),
 ]
-KeepUnpacked = Annotated[
-    bool | None,
-    typer.Option(
-        "--keep-unpacked/--no-keep-unpacked",
-        help="With the wave: prefill's 16-bit matrices too, for its speed. Default: where they take at most half "
-        "of the free memory, but not with --quantization.",
-    ),
-]
 Quantization = Annotated[
     str | None,
     typer.Option(
@@ -90,7 +82,6 @@ class Loading(ModelOptions):
     max_model_len: MaxModelLen = None
     tokenizer: Tokenizer = None
     enforce_eager: EnforceEager = False
-    keep_unpacked: KeepUnpacked = None
     plan: Plan = None
 
 

@@ -34,7 +34,6 @@ class _Loading:
     max_model_len: options.MaxModelLen = None
     tokenizer: options.Tokenizer = None
     enforce_eager: options.EnforceEager = False
-    keep_unpacked: options.KeepUnpacked = None
     enable_prefix_caching: Annotated[
         bool,
         typer.Option(

@@ -35,7 +35,6 @@ class EngineOptions:
     revision: str | None = None
     enforce_eager: bool = False
     decode: str = "auto"
-    keep_unpacked: bool | None = None
     quantization: str | None = None
     compact: bool | None = None
     plan: str | os.PathLike[str] | None = None
@@ -45,7 +44,6 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         find_rounding(self.quantization)
-        flag_or_none("keep_unpacked", self.keep_unpacked)
         flag_or_none("compact", self.compact)
         whole("max_num_seqs", self.max_num_seqs, 1, _MAX_SEQUENCES)
         whole("max_num_batched_tokens", self.max_num_batched_tokens, 1)

@@ -69,8 +69,6 @@ class LLM:
     decode: how a token is made: "wave" (one launch a token, checked against the plain operators when the model loads),
     "graph" (a CUDA graph of plain operators) or "eager". auto takes the wave where it runs, else graphs, and logs a
     line that says why; on a CPU eager. What is named never falls back. decode_path says which one runs.
-    keep_unpacked: with the wave, keep the matrices that the first prompt has unpacked: as much memory again, for a
-    faster prefill; the same bits. None: where they take at most half of what is free then, and are not quantized.
     quantization: None, or what the matrices are rounded to as the model loads: "int8" or "fp8" (e4m3) with a scale a
     row, or "int4" with a scale for 128 columns. The wave then reads that; activations, sums, cache and embedding keep
     their types. Other decode paths and a CPU keep the same rounded weights in the model's dtype, and save no memory.
@@ -103,7 +101,6 @@ class LLM:
         revision: str | None = None,
         enforce_eager: bool = False,
         decode: str = "auto",
-        keep_unpacked: bool | None = None,
         quantization: str | None = None,
         compact: bool | None = None,
         plan: str | PathLike[str] | None = None,
@@ -124,7 +121,6 @@ class LLM:
             revision=revision,
             enforce_eager=enforce_eager,
             decode=decode,
-            keep_unpacked=keep_unpacked,
             quantization=quantization,
             compact=compact,
             plan=plan,

@@ -155,7 +155,7 @@ class Llama:
             cache = kv.layer(index)
             queries = append_kv(
                 # The bias goes in before the product is rounded to 16 bits, not after.
-                _product(normed, layer.qkv, layer.qkv_bias),
+                linear(normed, layer.qkv, layer.qkv_bias),
                 rotary,
                 *cache,
                 places.rows,
@@ -167,11 +167,9 @@ class Llama:
                 block_table=places.table,
             )
             attended = self._attend(batch, reads, queries, *cache, config.layer_windows[index])
-            update = _product(attended, layer.o, layer.o_bias)
+            update = linear(attended, layer.o, layer.o_bias)
             normed, residual = self._norm(update, residual, layer.post_norm)
-            # Gates lie in one part with what they gate.
-            gate_up = layer.gate_up if isinstance(layer.gate_up, LinearWeight) else layer.gate_up.dense()
-            update = _product(linear_swiglu(normed, gate_up, layer.gate_up_bias), layer.down, layer.down_bias)
+            update = linear(linear_swiglu(normed, layer.gate_up, layer.gate_up_bias), layer.down, layer.down_bias)
         if batch.phase is not Phase.PREFILL:
             return self._logits(update, residual)
         ends: list[int] = []  # of a packed pass: every product gives a row the same bits
@@ -196,7 +194,7 @@ class Llama:
     def _logits(self, update: Tensor | None, residual: Tensor) -> Tensor:
         """Float32 [rows, vocab]."""
         normed, _ = self._norm(update, residual, self.weights.norm)
-        return _product(normed, self.weights.head, out_dtype=torch.float32)
+        return linear(normed, self.weights.head, out_dtype=torch.float32)
 
     def _norm(self, update: Tensor | None, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         if update is None:
@@ -288,22 +286,3 @@ def _keys_of(cache: Tensor, blocks: Tensor | int, length: int) -> Tensor:
     if isinstance(blocks, int):
         return cache[blocks, None, :, :length]
     return cache[blocks].transpose(0, 1).flatten(1, 2)[None, :, :length]
-
-
-def _product(
-    x: Tensor, weight: MatrixWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
-) -> Tensor:
-    """`linear`, with a matrix that lies in a stream unpacked first: all of it, or a very large one part by part."""
-    if isinstance(weight, LinearWeight):
-        return linear(x, weight, bias, out_dtype)
-    out: Tensor | None = None
-    for first, rows in weight.parts():
-        last = first + rows.shape[0]
-        part = linear(x, rows, None if bias is None else bias[first:last], out_dtype)
-        if last - first == weight.shape[0]:
-            return part
-        if out is None:
-            out = part.new_empty(x.shape[0], weight.shape[0])
-        out[:, first:last] = part
-    assert out is not None
-    return out

@@ -69,7 +69,7 @@ def step(made: StreamedModel, batch: int, rows: range) -> torch.Tensor:
 
 
 def held_and_tokens(name: str | None, **more: object) -> tuple[int, list[list[int]]]:
-    given = {"load_format": "dummy", "device": "cuda", "max_model_len": 512, "max_num_seqs": 4, "keep_unpacked": False}
+    given = {"load_format": "dummy", "device": "cuda", "max_model_len": 512, "max_num_seqs": 4}
     gc.collect()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from onewave.memory.kv_cache import KVCache
 from onewave.models.llama import LayerWeights, Llama, plain
 from onewave.ops.append_kv.reference import rotate
-from onewave.wave.weights.pack import StreamMatrix
 
 
 def compiled_step(
@@ -27,11 +26,11 @@ def compiled_step(
 
     kv: holds the `context` tokens of each sequence, which are copied. backend: torch.compile's. Returns a function of
     tokens and positions, int64 [slots], the positions all `context`; it gives float32 logits [slots, vocab]. Raises
-    UnsupportedError for weights that are no plain tensors, nor kept unpacked beside a stream.
+    UnsupportedError for weights that are no plain tensors.
     """
     config, weights = model.config, model.weights
-    embedding, head = _dense(weights.embedding), _dense(weights.head)
-    layers = [(each, *map(_dense, (each.qkv, each.o, each.gate_up, each.down))) for each in weights.layers]
+    embedding, head = _plain(weights.embedding), _plain(weights.head)
+    layers = [(each, *map(_plain, (each.qkv, each.o, each.gate_up, each.down))) for each in weights.layers]
     rotary = model.rotary.rows(kv.capacity)
     norm_size, eps = (config.hidden_size,), config.rms_norm_eps
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -70,7 +69,5 @@ def compiled_step(
     return torch.compile(step, fullgraph=True, dynamic=False, backend=backend, options=options or None)  # pyright: ignore[reportUnknownMemberType]
 
 
-def _dense(matrix: object) -> Tensor:
-    if isinstance(matrix, StreamMatrix):
-        matrix = matrix.stream.kept(matrix)
+def _plain(matrix: object) -> Tensor:
     return plain(matrix, "torch.compile's step")

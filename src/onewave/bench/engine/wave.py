@@ -4,7 +4,7 @@ it, on one model and one cache."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from onewave.engine.load.self_check import self_check
 from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import Batch
 from onewave.models.decode_wave import DecodeWave
-from onewave.models.llama import Llama
+from onewave.models.llama import MATRICES, Llama, MatrixWeight
 from onewave.models.llama_plan import hand_offs, unsupported_because
+from onewave.ops.linear import LinearWeight
 from onewave.tiles.sim.trace import Trace
 from onewave.wave.weights.pack import WeightStream
 
@@ -101,6 +102,19 @@ class WaveCase:
 
 
 @torch.inference_mode()
+def unpacked(model: Llama) -> Llama:
+    """The model with copies of all matrices that lie in a stream."""
+
+    def plain(matrix: MatrixWeight) -> LinearWeight:
+        return matrix if isinstance(matrix, LinearWeight) else matrix.dense().clone()
+
+    weights = model.weights
+    layers = [replace(layer, **{name: plain(getattr(layer, name)) for name in MATRICES}) for layer in weights.layers]
+    whole = replace(weights, layers=tuple(layers), head=plain(weights.head))
+    return Llama(model.config, whole, max_model_len=model.max_model_len)
+
+
+@torch.inference_mode()
 def measure_wave(
     model: Llama,
     case: WaveCase,
@@ -111,8 +125,8 @@ def measure_wave(
 ) -> tuple[list[WaveResult], Trace | None]:
     """Time one decode step on every path, as replays of CUDA graphs.
 
-    stream: where the model's matrices lie, for this batch; the plain operators then read them unpacked, as 16-bit
-    values. report: called with the reason where torch.compile makes no step. Raises UnsupportedError where the wave
+    stream: where the model's matrices lie, for this batch; plain operators then get copies of them as 16-bit values.
+    report: called with the reason where torch.compile makes no step. Raises UnsupportedError where the wave
     does not run, ShapeError for another page size.
     """
     batch, context, page = case.batch, case.context, case.page
@@ -121,11 +135,10 @@ def measure_wave(
         raise UnsupportedError("bench wave", got=reason)
     if context >= model.max_model_len:
         raise UnsupportedError("context", got=str(context), allowed=f"below {model.max_model_len}")
-    if stream is not None:
-        stream.keep()
     wave = DecodeWave(model, batch=batch, stream=stream)
     difference = self_check(model, wave, batch)
     wave.wave.check()
+    other = unpacked(model)
     config, device = model.config, model.device
     capacity = context + 1 if page is None else (context // page + 1) * page
     kv = model.new_cache(num_slots=batch, capacity=capacity)
@@ -152,12 +165,12 @@ def measure_wave(
     plain = Batch.decode(tokens, positions, slots)
     results = [
         timed("wave", step, difference=difference, hops=hops),
-        timed("graph", lambda: model.forward(plain, kv)),
+        timed("graph", lambda: other.forward(plain, kv)),
     ]
     if case.compiled:
         try:
-            their_step = compiled_step(model, kv, context)
-            expected = model.forward(plain, kv)
+            their_step = compiled_step(other, kv, context)
+            expected = other.forward(plain, kv)
             difference = float((their_step(tokens, positions) - expected).abs().max() / expected.abs().max())
             results.append(timed("torch.compile", lambda: their_step(tokens, positions), difference=difference))
         except Exception as error:  # whatever a compiler may raise; the other paths' figures stay

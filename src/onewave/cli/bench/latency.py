@@ -35,7 +35,6 @@ def latency(
     warmup: Warmup = 1,
     max_model_len: options.MaxModelLen = None,
     enforce_eager: options.EnforceEager = False,
-    keep_unpacked: options.KeepUnpacked = None,
     out: Results,
 ) -> None:
     """Measure prefill (pp) and decode (tg), and the memory's read ceiling in the same run.
@@ -61,7 +60,6 @@ def latency(
             more: dict[str, Any] = {
                 "max_model_len": max_model_len,
                 "enforce_eager": enforce_eager,
-                "keep_unpacked": keep_unpacked,
             }
             opened = open_llm(**vars(asked), **more, max_num_seqs=size, enable_prefix_caching=False)
             llm, load_seconds[size] = opened.llm, opened.load_seconds

@@ -23,7 +23,6 @@ def prompt(
     ] = "8,64,256,512,2048,8192",
     reps: Reps = 7,
     warmup: Warmup = 2,
-    keep_unpacked: options.KeepUnpacked = None,
     out: Results,
 ) -> None:
     """Time prompts to the first token of all: with the engine's own attention, and with PyTorch's cuDNN and flash
@@ -40,7 +39,6 @@ def prompt(
     more: dict[str, Any] = {
         "max_model_len": max(lengths) + 1,
         "max_num_seqs": max(batches),
-        "keep_unpacked": keep_unpacked,
     }
     llm = open_llm(**vars(asked), **more, enable_prefix_caching=False).llm
     results, notes = measure_prompts(llm, list(product(batches, lengths)), reps=reps, warmup=warmup, show=show_status)

@@ -48,7 +48,6 @@ def resolve_load(
         cache_dir=settings.cache_dir,
         load_format=asked.load_format,
         seed=asked.seed,
-        keep_unpacked=asked.keep_unpacked,
         weight_format=weight_format,
         insists=asked.compact is True or plan is not None,
         plan=plan,

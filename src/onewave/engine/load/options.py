@@ -28,8 +28,7 @@ class LoadOptions:
 
     dtype: bf16|fp16|fp32 of weights and activations. max_num_seqs: rows of a decode step. max_model_len: positions
     with rotary angles; None: the model's own. cache_dir: of finished programs. seed: of dummy weights.
-    keep_unpacked: keep the matrices that prefill has unpacked; None: where they take at most half of the free
-    memory, and never rounded ones, which are there to save memory. weight_format: of the matrices; None: as they
+    weight_format: of the matrices; None: as they
     are. insists: on that format; otherwise weights that it can't hold stay as they are. plan: of the decode step;
     None: the wave's own. progress: draw a bar on stderr. compilers: the processes that `warm_up` has begun.
     times: is told how long each phase takes.
@@ -42,7 +41,6 @@ class LoadOptions:
     cache_dir: Path = field(default_factory=_default_cache_dir)
     load_format: str = "auto"
     seed: int = 0
-    keep_unpacked: bool | None = None
     weight_format: WeightFormat | None = None
     insists: bool = False
     plan: StepPlan | None = None

@@ -25,7 +25,7 @@ from onewave.wave.plan.layout import BLOCK_KEYS
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.steps import Word
 from onewave.wave.weights.formats import tile_format
-from onewave.wave.weights.pack import StreamMatrix, WeightStream
+from onewave.wave.weights.pack import CompactMatrix, StreamMatrix, WeightStream
 
 _WORDS = 64
 _CAPACITY = BLOCK_KEYS  # for which keys come through the ring, as they will
@@ -47,6 +47,14 @@ class _NoWeights(WeightStream):
         steps[:, Word.AHEAD_TILES] = 0  # what brings tiles nearer goes by their addresses
         self.program = replace(program, steps=steps)
         assert self.images.nbytes == program.shape.tile_bytes
+
+    def compact(self, matrix: StreamMatrix) -> CompactMatrix | None:
+        if self.lists is None or self.scales is None:
+            return None
+        words, place = self.images.view(torch.int32).view(-1), torch.zeros(1, dtype=torch.int32, device=self.device)
+        rows = matrix.shape[0]
+        blocks, tiles = -(-rows // self.shape.rows), -(-matrix.cols // self.shape.cols)
+        return CompactMatrix(words, self.lists, place, self.scales, 0, 0, rows, blocks, tiles, listed=False)
 
     def _unpack(self, matrix: StreamMatrix, first: int, last: int, out: torch.Tensor) -> torch.Tensor:
         return out.view(matrix.count * (last - first), matrix.cols)

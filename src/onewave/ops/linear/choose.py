@@ -107,6 +107,65 @@ class ProductChoice(Choice):
 
 
 @dataclass(frozen=True)
+class CompactChoice(Choice):
+    """compact_gemm_kernel: tiles of warpgroups x 64 tokens and `columns` rows of a matrix in a compact stream, whose
+    own tiles have tile_rows rows and so many images; see hopper/compact_kernel.py."""
+
+    warpgroups: int
+    columns: int
+    box_rows: int
+    row_blocks: int
+    column_blocks: int
+    num_programs: int
+    to_map: bool
+    gated: bool
+    tile_rows: int
+    images: int
+    band: int = 8
+
+    @property
+    def slices(self) -> int:
+        """Slices of 64 columns a stage: eight parts of the stream's tiles a stage at least, two for each warp."""
+        return max(1 if self.tile_rows > 8 else 2, 128 // self.columns)
+
+    @property
+    def look_ahead(self) -> int:
+        """Stages whose words are on their way into registers: as many as registers hold."""
+        return 1 if self.columns * self.slices > 128 else 2 if self.warpgroups == 2 else 3
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread that widens."""
+        return 96 if self.warpgroups == 2 else 224
+
+    @property
+    def starts_early(self) -> bool:
+        """Whether it starts while the kernel before it ends; see hopper/kernel.py."""
+        return self.row_blocks == 1 or self.warpgroups * self.columns >= 256
+
+    @property
+    def piece(self) -> int:
+        """Columns of the result that go out at a time."""
+        return min(self.columns // 2 if self.gated else self.columns, 64)
+
+    @property
+    def stages(self) -> int:
+        """Stages of the ring: as many as shared memory holds beside two staging buffers a warpgroup."""
+        stage = self.slices * (self.warpgroups * 64 + self.columns) * 128
+        return min(12, (_SHARED_BYTES - self.warpgroups * 256 * self.piece) // stage)
+
+    @property
+    def tile(self) -> str:
+        """Of a program."""
+        return f"{self.warpgroups * 64} x {self.columns}, {4 * self.warpgroups + 4} warps, {self.stages} stages"
+
+    @property
+    def programs(self) -> str:
+        """Of the launch."""
+        return str(self.num_programs)
+
+
+@dataclass(frozen=True)
 class TileChoice(Choice):
     """tile_kernel: up to 64 tokens; a program owns block_n rows of the weights."""
 
@@ -158,22 +217,44 @@ def _on_gpu(tokens: int, rows: int, cols: int, widened: torch.dtype | None, sms:
 def _product(
     tokens: int, rows: int, cols: int, widened: torch.dtype | None, sms: int, *, gated: bool = False
 ) -> ProductChoice:
-    """The tile that is done first, by its rounds over all SMs."""
-
-    def blocks(tile: tuple[int, int]) -> tuple[int, int]:
-        return -(-tokens // (64 * tile[0])), -(-rows // tile[1])
-
-    tile = min(
-        (tile for tile in TILES if not gated or tile[1] in GATED_COLUMNS),
-        key=lambda tile: tile_us(tile, tokens, rows, cols, sms=sms),
-    )
-    down, right = blocks(tile)
-    box = 64 if tokens > 32 else 32 if tokens > 16 else 16
+    tiles = tuple(tile for tile in TILES if not gated or tile[1] in GATED_COLUMNS)
+    tile, down, right = _first_done(tokens, rows, cols, tiles, sms)
     to_map = widened is None and rows % (16 if gated else 8) == 0
     kernel = "linear/hopper/kernel.py: gemm_kernel"
     return ProductChoice(
-        "gluon", "hopper.launch", kernel, (_ONE_ORDER,), *tile, box, down, right, min(sms, down * right), to_map, gated
-    )
+        "gluon", "hopper.launch", kernel, (_ONE_ORDER,), *tile, _box_rows(tokens), down, right, min(sms, down * right),
+        to_map, gated,
+    )  # fmt: skip
+
+
+def _first_done(
+    tokens: int, rows: int, cols: int, tiles: tuple[tuple[int, int], ...], sms: int
+) -> tuple[tuple[int, int], int, int]:
+    """The tile that is done first, by its rounds over all SMs, and how many lie down and across."""
+    tile = min(tiles, key=lambda tile: tile_us(tile, tokens, rows, cols, sms=sms))
+    return tile, -(-tokens // (64 * tile[0])), -(-rows // tile[1])
+
+
+def _box_rows(tokens: int) -> int:
+    return 64 if tokens > 32 else 32 if tokens > 16 else 16
+
+
+_COMPACT_TILES = ((1, 32), (1, 64), (1, 128), (2, 64), (2, 128), (1, 256), (2, 256))
+
+
+@lru_cache(maxsize=1024)
+def choose_compact(
+    tokens: int, rows: int, cols: int, tile: tuple[int, int], widened: torch.dtype | None, sms: int, *, gated: bool
+) -> CompactChoice:
+    """The product of several tokens with a matrix in a compact stream. tile: rows and images of the stream's tiles."""
+    tiles = [each for each in _COMPACT_TILES if tile[0] > 8 or each[1] < 256]
+    best, down, right = _first_done(tokens, rows, cols, tuple(tiles), sms)
+    to_map = widened is None and rows % (16 if gated else 8) == 0
+    kernel = "linear/hopper/compact_kernel.py: compact_gemm_kernel"
+    return CompactChoice(
+        "gluon", "hopper.compact_launch", kernel, (_ONE_ORDER,), *best, _box_rows(tokens), down, right,
+        min(sms, down * right), to_map, gated, *tile,
+    )  # fmt: skip
 
 
 def describe(asked: Asked) -> LinearCall:

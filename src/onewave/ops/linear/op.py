@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -13,21 +15,28 @@ from onewave.ops.linear.packed import PackedWeight
 from onewave.ops.prepared import prepared
 from onewave.ops.swiglu import swiglu
 
+if TYPE_CHECKING:
+    from onewave.wave.weights.pack import StreamMatrix  # a CPU never imports the wave
+
 LinearWeight = Tensor | PackedWeight
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 @prepared
-def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: LinearWeight | StreamMatrix, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
     """x W^T + bias.
 
     x: [tokens, cols] bf16|fp16|fp32|fp64. weight: [rows, cols], a tensor of x's dtype or, for float32 on the CPU, a
     PackedWeight. bias: [rows]. Returns [tokens, rows] in out_dtype (x's dtype by default). Accumulates in float32
     (float64 in float64). On packed weights, and of several tokens on Hopper, a token's result does not depend on the
     tokens beside it; elsewhere on CUDA it may change with their number, never with their values.
-    Raises ShapeError, UnsupportedError.
+    A matrix that lies in a wave's stream is as good as the plain one. Raises ShapeError, UnsupportedError.
     """
+    if not isinstance(weight, (Tensor, PackedWeight)):
+        return load("linear", "stream").linear(x, weight, bias, out_dtype)
     _check(x, weight, bias, out_dtype)
     if isinstance(weight, PackedWeight):
         if x.dtype is not torch.float32 or not x.is_cpu:
@@ -73,12 +82,14 @@ def _check(x: Tensor, weight: LinearWeight, bias: Tensor | None, out_dtype: torc
 
 
 @prepared
-def linear_swiglu(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:
+def linear_swiglu(x: Tensor, weight: LinearWeight | StreamMatrix, bias: Tensor | None = None) -> Tensor:
     """SwiGLU of a projection: swiglu(linear(x, weight, bias)), bit for bit, on Hopper in one launch.
 
     weight: [2 * intermediate, cols], gate rows, then up rows. Returns [tokens, intermediate] in x's dtype. Everything
     else as in linear. Raises ShapeError, UnsupportedError.
     """
+    if not isinstance(weight, (Tensor, PackedWeight)):
+        return load("linear", "stream").linear_swiglu(x, weight, bias)
     if x.is_cuda and not isinstance(weight, PackedWeight) and weight.ndim == 2 and not is_watched(x, weight, bias):
         call = LinearCall.of(x=x, weight=weight, bias=bias, out_dtype=None, gated=weight.shape[0] % 2 == 0)
         if (choice := choose(call)).module == "hopper.launch" and call.gated:

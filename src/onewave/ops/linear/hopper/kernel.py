@@ -36,6 +36,8 @@ BAND         row blocks of a band                             any
 TO_MAP       the result goes out by TMA: dtype of x, rows     True, False (plain stores)
              of whole 16 bytes
 PDL          started while the kernel before it ends          True, False
+TURNS        gates and what they gate take turns among the    True, False (always False here: compact_kernel.py)
+             columns, and SwiGLU of both goes out
 """
 
 from __future__ import annotations
@@ -69,6 +71,7 @@ class Constants(NamedTuple):
     GATED: Any
     TO_MAP: Any
     PDL: Any
+    TURNS: Any = False
 
 
 class Sizes(NamedTuple):
@@ -181,9 +184,13 @@ def multiply_partition(out, bias, sizes, ring, staging, c, group: gl.constexpr):
             sums = warpgroup_mma_wait(0, deps=[sums])
         gl.thread_barrier()
         mbarrier.arrive(ring.free.index((slot + STAGES - 1) % STAGES), count=1)
-        pieces = column_pieces(sums, COLUMNS)
         first_row = (row * c.WARPGROUPS + group) * 64
         first_column = column * (COLUMNS + EXTRA)
+        if c.TURNS:
+            first_column = column * (COLUMNS // 2)
+            pieces, ups = parted_columns(sums, COLUMNS)
+        else:
+            pieces = column_pieces(sums, COLUMNS)
         if c.GATED:
             first_column = column * COLUMNS
             ups = column_pieces(more, EXTRA)
@@ -191,7 +198,7 @@ def multiply_partition(out, bias, sizes, ring, staging, c, group: gl.constexpr):
             pieces = pieces + column_pieces(more, EXTRA)
         for number in gl.static_range(len(pieces)):
             piece = with_bias(pieces[number], bias, first_column + number * 64, sizes)
-            if c.GATED:
+            if c.GATED or c.TURNS:
                 gate = piece.to(c.DTYPE).to(gl.float32)
                 up = with_bias(ups[number], bias, sizes.columns + first_column + number * 64, sizes)
                 piece = gate / (1.0 + gl.exp(-gate)) * up.to(c.DTYPE).to(gl.float32)
@@ -223,6 +230,21 @@ def column_pieces(sums, COLUMNS: gl.constexpr):
         second = column_pieces(gl.convert_layout(high, sums_layout(128)), 128)
         pieces = first + second
     return pieces
+
+
+@gluon.jit
+def parted_columns(sums, COLUMNS: gl.constexpr):
+    """(gates, what they gate) of sums [64, COLUMNS] whose columns take turns, as pieces of at most 64 columns, in
+    order; this moves no register."""
+    if COLUMNS <= 128:
+        gate, up = gl.split(gl.reshape(sums, [64, COLUMNS // 2, 2]))
+        gates, ups = (gate,), (up,)
+    else:
+        low, high = gl.split(gl.permute(gl.reshape(sums, [64, 2, COLUMNS // 2]), (0, 2, 1)))
+        gates, ups = parted_columns(low, COLUMNS // 2)
+        gates_behind, ups_behind = parted_columns(high, COLUMNS // 2)
+        gates, ups = gates + gates_behind, ups + ups_behind
+    return gates, ups
 
 
 @gluon.jit

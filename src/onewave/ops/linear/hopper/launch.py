@@ -15,7 +15,7 @@ from onewave.ops.linear.hopper.kernel import gemm_kernel
 def run(call: LinearCall, choice: ProductChoice) -> Tensor:
     """Launch the kernel that was chosen; return [tokens, rows] in out_dtype."""
     x, weight, bias = call.x, call.weight, call.bias
-    if not _can_describe(x):
+    if not can_describe(x):
         x = x.clone(memory_format=torch.contiguous_format)
     tokens, (rows, cols) = x.shape[0], weight.shape
     rows = rows // 2 if choice.gated else rows
@@ -36,6 +36,6 @@ def run(call: LinearCall, choice: ProductChoice) -> Tensor:
     return out
 
 
-def _can_describe(x: Tensor) -> bool:
+def can_describe(x: Tensor) -> bool:
     """Whether TMA can read rows where they lie."""
     return x.stride(1) == 1 and x.stride(0) >= x.shape[1] and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0

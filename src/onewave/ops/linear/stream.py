@@ -1,0 +1,57 @@
+"""Products with a matrix that lies in a wave's stream: from its compact tiles where a kernel reads them, else unpacked
+into a buffer that the next matrix reuses."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onewave.base.device import device_of
+from onewave.ops.backends import load
+from onewave.ops.linear.choose import CompactChoice, choose_compact
+from onewave.ops.linear.op import linear as linear_of_tensor
+from onewave.ops.linear.op import linear_swiglu as linear_swiglu_of_tensor
+from onewave.wave.weights.pack import StreamMatrix
+
+
+def linear(x: Tensor, matrix: StreamMatrix, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+    """`linear`, as of the plain matrix."""
+    choice = _choice(x, matrix, out_dtype)
+    if choice is not None:
+        return load("linear", choice.module).run(x, matrix.compact, bias, out_dtype, choice)
+    out: Tensor | None = None
+    for first, rows in matrix.parts():
+        last = first + rows.shape[0]
+        part = linear_of_tensor(x, rows, None if bias is None else bias[first:last], out_dtype)
+        if last - first == matrix.shape[0]:
+            return part
+        if out is None:
+            out = part.new_empty(x.shape[0], matrix.shape[0])
+        out[:, first:last] = part
+    assert out is not None
+    return out
+
+
+def linear_swiglu(x: Tensor, matrix: StreamMatrix, bias: Tensor | None) -> Tensor:
+    """`linear_swiglu`, as of the plain matrix. Its rows take turns in the stream, gate and gated."""
+    choice = _choice(x, matrix, None, gated=True)
+    if choice is not None:
+        return load("linear", choice.module).run(x, matrix.compact, bias, None, choice)
+    return linear_swiglu_of_tensor(x, matrix.dense(), bias)
+
+
+def _choice(
+    x: Tensor, matrix: StreamMatrix, out_dtype: torch.dtype | None, *, gated: bool = False
+) -> CompactChoice | None:
+    """What runs from the tiles; None where the matrix is unpacked."""
+    compact = matrix.compact
+    if compact is None or not x.is_cuda or len(x) < 2 or x.dtype is not torch.bfloat16 or x.shape[1] % 8:
+        return None
+    if matrix.count > 1 and not gated:
+        return None
+    device, shape = device_of(x.device), matrix.stream.shape
+    if device.capability != (9, 0):
+        return None
+    widened = None if out_dtype is x.dtype else out_dtype
+    tile = (shape.rows, shape.images)
+    return choose_compact(len(x), compact.rows, x.shape[1], tile, widened, device.num_sms, gated=gated)
