@@ -21,7 +21,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITCallable, JITFunction
 
 from onewave.gpu.prebuilt import Launch, take_prebuilt
-from onewave.gpu.tape import Launched, current_tape
+from onewave.gpu.tape import Launched, current_tape, recording
 
 _ALIGNED_BYTES = 16
 _HALF = 1 << 31
@@ -122,10 +122,12 @@ _here = _Here()
 
 @contextmanager
 def launches_nowhere() -> Generator[list[Launch]]:
-    """Keep this thread's launches in the list meanwhile, and make none: for what is compiled without a launch."""
+    """Keep this thread's launches in the list meanwhile, and make none: for what is compiled without a launch.
+    Operators' calls prepare nothing meanwhile, as within another operator."""
     before, _here.kept = _here.kept, []
     try:
-        yield _here.kept
+        with recording():
+            yield _here.kept
     finally:
         _here.kept = before
 
