@@ -36,6 +36,9 @@ from onewave.base.weight_formats import COMPACT, ROUNDINGS
 from onewave.engine.load.first_load import launches_of_load
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import load_program
+from onewave.engine.load.sketches import blank_stream
+from onewave.engine.load.streamed import layer_matrices
+from onewave.engine.prompt.passes import BUCKETS, MAX_SEQUENCES
 from onewave.gpu.launch import hash_in_order, launches_nowhere, without_collection
 from onewave.gpu.prebuilt import INDEX, Launch, archive_of, compiled_from, folder_of, key_of
 from onewave.models.config.read import builtin_config
@@ -47,6 +50,7 @@ from onewave.ops.attention.fp8.choose import choose as choose_fp8
 from onewave.ops.attention.hopper import launch as hopper_impl
 from onewave.ops.attention.hopper.plan import PAGE_SIZES
 from onewave.ops.attention.masks import Options
+from onewave.ops.linear import linear, linear_swiglu
 from onewave.ops.linear.choose import GATED_COLUMNS, LinearCall, ProductChoice
 from onewave.ops.linear.hopper import launch as linear_impl
 from programs import BATCHES, MODELS, place_of
@@ -71,7 +75,7 @@ def launches(loads: int | None = None) -> dict[str, Launch]:
     """
     found: dict[str, Launch] = {}
     known: set[str] = set()
-    for name, launch in chain(_products(torch.bfloat16), _loads(loads), _attention()):
+    for name, launch in chain(_products(torch.bfloat16), _loads(loads), _prompts(loads), _attention()):
         hash_in_order(launch.function)
         key = key_of(*compiled_from(launch, TARGET), TARGET)
         if key not in known:
@@ -170,6 +174,23 @@ def _loads(count: int | None) -> Iterator[tuple[str, Launch]]:
             kernel = launch.function.__name__
             archive = f"wave-{model}" if kernel == "wave_kernel" else f"load-{folder_of(launch.function).parent.name}"
             yield f"{archive}/{kernel}-{model}-{sequences}-{kept.name}-{number}", launch
+
+
+def _prompts(count: int | None) -> Iterator[tuple[str, Launch]]:
+    """The products of each built-in model's prompts with a compact stream, in all sizes of passes."""
+    for model, sequences in islice(product(MODELS, BATCHES), count):
+        config, options = builtin_config(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=COMPACT)
+        program = load_program(place_of((model, sequences, COMPACT.weight_bytes))[0])
+        with pretended_device(), launches_nowhere() as made:
+            stream = blank_stream(config, options, program)
+            matrices = [stream.matrix(name, *shape) for name, shape in layer_matrices(config).items()]
+            for tokens, matrix in product(BUCKETS, matrices):
+                x = torch.empty(tokens, matrix.cols, dtype=torch.bfloat16)
+                linear_swiglu(x, matrix) if matrix.count > 1 else linear(x, matrix)
+            x = torch.empty(MAX_SEQUENCES, config.hidden_size, dtype=torch.bfloat16)
+            linear(x, stream.matrix("head", config.vocab_size, config.hidden_size), out_dtype=torch.float32)
+        for number, launch in enumerate(made):
+            yield f"compact-bfloat16/{model}-{sequences}-{number}", launch
 
 
 def build(name: str) -> tuple[bytes, dict[str, Any]]:

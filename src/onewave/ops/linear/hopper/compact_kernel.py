@@ -269,7 +269,6 @@ def widen_partition(x, packed, sizes, ring, c, t):
     UNITS: gl.constexpr = c.SLICES if t.R > 8 else c.SLICES // 2  # of a stage
     ROW_BYTES: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     stages = ring.w._reinterpret(gl.int32, [c.STAGES, c.SLICES * c.COLUMNS, 32], ROW_BYTES)
-    after_last(c.PDL)
     slot = 0
     phase = 1
     for tile in range(gl.program_id(0), sizes.row_blocks * sizes.column_blocks, gl.num_programs(0)):
@@ -282,6 +281,7 @@ def widen_partition(x, packed, sizes, ring, c, t):
             two = load_parts(packed, column, UNITS, c, t)
         if t.LOOK_AHEAD > 2:
             three = load_parts(packed, column, 2 * UNITS, c, t)
+        after_last(c.PDL)  # which has made x, and nothing of W
         for step in range(sizes.steps):
             later = load_parts(packed, column, (step + t.LOOK_AHEAD) * UNITS, c, t)
             full = ring.full.index(slot)
