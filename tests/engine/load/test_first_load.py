@@ -92,6 +92,8 @@ def seen_by(value: Any) -> Any:
     """What a kernel may be compiled for of an argument, and more."""
     if isinstance(value, Tensor):
         return value.dtype, tuple(value.shape), value.stride(), value.data_ptr() % 16
+    if isinstance(value, pack.StreamMatrix):
+        return value.height, value.cols, value.count
     return value
 
 
