@@ -84,6 +84,9 @@ def take_prebuilt(launch: Launch) -> bool:
     found = kernels.get(key_of(source, options, target))
     if found is None:
         return False
+    kept = _Kept(source, options, target)
+    if kept.is_there():
+        return True
     file = folder / archive_of(found.name)
     try:
         with lzma.open(file) as archive:
@@ -95,7 +98,7 @@ def take_prebuilt(launch: Launch) -> bool:
         what = f"{file} is missing or damaged: its kernel is compiled here instead, in seconds. Install onewave again."
         warnings.warn(what, stacklevel=2)
         return False
-    _keep(source, options, target, binary, found.metadata)
+    kept.put(binary, found.metadata)
     return True
 
 
@@ -153,18 +156,27 @@ def key_of(source: ASTSource, options: Any, target: GPUTarget) -> str:
     return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 
-def _keep(source: ASTSource, options: Any, target: GPUTarget, binary: bytes, metadata: dict[str, Any]) -> None:
-    """Leave a binary where Triton looks for it, in Triton's own form."""
-    from triton.runtime.cache import get_cache_key, get_cache_manager
+class _Kept:
+    """A kernel's place in Triton's cache, in Triton's own form."""
 
-    words = get_cache_key(source, make_backend(target), options, env_vars={})
-    digest = hashlib.sha256(words.encode()).hexdigest()
-    cache = get_cache_manager(digest)
-    about = f"{source.name}.json"
-    if about not in (cache.get_group(about) or {}):
-        whole = {"hash": digest, "target": target, **options.__dict__, "triton_version": triton.__version__, **metadata}
-        group = {
-            f"{source.name}.cubin": cache.put(binary, f"{source.name}.cubin"),
-            about: cache.put(json.dumps(whole, default=vars), about, binary=False),
-        }
-        cache.put_group(about, group)
+    def __init__(self, source: ASTSource, options: Any, target: GPUTarget):
+        from triton.runtime.cache import get_cache_key, get_cache_manager
+
+        self._source, self._options, self._target = source, options, target
+        words = get_cache_key(source, make_backend(target), options, env_vars={})
+        self._digest = hashlib.sha256(words.encode()).hexdigest()
+        self._cache = get_cache_manager(self._digest)
+        self._about = f"{source.name}.json"
+
+    def is_there(self) -> bool:
+        """Whether Triton finds it."""
+        return self._about in (self._cache.get_group(self._about) or {})
+
+    def put(self, binary: bytes, metadata: dict[str, Any]) -> None:
+        """Leave a binary there."""
+        name, cache = f"{self._source.name}.cubin", self._cache
+        known = {"hash": self._digest, "target": self._target, "triton_version": triton.__version__}
+        whole = {**known, **self._options.__dict__, **metadata}
+        about = json.dumps(whole, default=vars)
+        group = {name: cache.put(binary, name), self._about: cache.put(about, self._about, binary=False)}
+        cache.put_group(self._about, group)

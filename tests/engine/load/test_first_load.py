@@ -76,7 +76,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(launch, "co_resident", lambda device: 3)
     monkeypatch.setattr(sketches, "DecodeWave", FullWave)
     monkeypatch.setattr(first_load, "compile_kernels", lambda vocab_size, device: seen.append("sampler"))
-    monkeypatch.setattr(first_load, "self_check", noting("self-check", self_check))
+    monkeypatch.setattr(first_load, "_run_plainly", noting("plain operators", first_load._run_plainly))
     monkeypatch.setattr(sketches, "compile_step", noting("the wave", sketches.compile_step))
     monkeypatch.setattr(sketches, "compile_packing", noting("packing", sketches.compile_packing))
 
@@ -133,9 +133,9 @@ def test_what_plain_operators_launch_ahead_is_what_the_self_check_launches(
     load = how(tmp_path, weight_format=rounding, max_model_len=max_model_len)
     program = plan_decode(config, batch=3, workers=3, weight_bytes=load.weight_bytes).program
     with open_parts(LOCATION, config, load) as parts:
-        whole = stream_model(parts, config, program, load).model
-    nothing = first_load._NoStep(config.vocab_size)
-    later = calls_of(lambda: self_check(whole, nothing, 3), monkeypatch)
+        whole = stream_model(parts, config, program, load)
+    step = PlainWave(whole.model, batch=3, stream=whole.stream)
+    later = calls_of(lambda: self_check(whole.model, step, 3), monkeypatch)
 
     monkeypatch.setattr(sketches, "compile_step", lambda *given, **named: None)  # the wave's own operators
 
@@ -149,7 +149,7 @@ def test_with_processes_everything_is_launched_and_one_of_them_plans(made: list[
         found = plan_and_compile(BASE, how(tmp_path, compilers=pool), 3)
     expected = plan_decode(BASE, batch=3, workers=3).program
     assert (found.steps == expected.steps).all()
-    assert sorted(made) == ["one layer planned", "packing", "planned", "sampler", "self-check", "the wave"]
+    assert sorted(made) == ["one layer planned", "packing", "plain operators", "planned", "sampler", "the wave"]
 
 
 def test_without_processes_nothing_is_launched_ahead(made: list[str], tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_what_fails_to_compile_is_told_to_who_debugs_and_stops_nothing(
     (record,) = caplog.records
     assert record.levelname == "DEBUG"
     assert record.getMessage() == "not everything is compiled ahead: RuntimeError: no such kernel"
-    assert "self-check" in made
+    assert "plain operators" in made
 
 
 @pytest.fixture

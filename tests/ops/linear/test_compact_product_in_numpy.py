@@ -90,7 +90,8 @@ def test_each_stage_gets_the_weights_that_tma_would_bring(
     units = slices if tile_rows > 8 else slices // 2
     for column, step in product(range(3), range(cols // 64 // slices)):
         k = step * units
-        loaded = own["load_parts"](packed, wrapped(np.int32(column)), wrapped(np.int32(k)), c, t)
+        place = own["load_places"](packed, wrapped(np.int32(column)), wrapped(np.int32(k)), c, t)
+        loaded = own["load_parts"](packed, place, wrapped(np.int32(column)), wrapped(np.int32(k)), c, t)
         factors = own["factors_of"](packed, wrapped(np.int32(column)), c, t)
         own["widen_stage"](loaded, factors, packed, wrapped(np.int32(column)), wrapped(np.int32(k)), stage, c, t)
         found = torch.from_numpy(np.ascontiguousarray(stage.words)).view(torch.bfloat16).view(slices, columns, 64)

@@ -18,15 +18,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import is_shipped, load_program, planned_before, shipped_path
-from onewave.engine.load.self_check import CHECKED_CAPACITY, self_check
+from onewave.engine.load.self_check import CHECKED_CAPACITY, checked_lengths
+from onewave.engine.prompt.passes import PromptChunk, PromptPasses
 from onewave.engine.sampler import compile_kernels
 from onewave.gpu.compile_pool import begin_first_launch, compile_in, done_by, processes
-from onewave.memory.kv_cache import KVCache
+from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
+from onewave.models.llama import Llama
 from onewave.ops.warm import side_by_side
 from onewave.wave.plan.program import WaveProgram
 
@@ -140,19 +141,20 @@ def launches_of_load(config: ModelConfig, options: LoadOptions, program: WavePro
         sketches.compile_step(config, stream, batch=sequences)
         sketches.compile_packing(stream)
         model = sketches.PlainSketch(config, stream, max_model_len=min(options.positions(config), CHECKED_CAPACITY))
-        self_check(model, _NoStep(config.vocab_size), sequences)
+        _run_plainly(model, sequences)
         compile_kernels(config.vocab_size, device)
     return found
 
 
-class _NoStep:
-    """A step that makes nothing of its tokens."""
-
-    def __init__(self, vocab_size: int):
-        self._vocab_size = vocab_size
-
-    def bind_cache(self, kv: KVCache) -> None:
-        pass
-
-    def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
-        return torch.zeros(len(tokens), self._vocab_size, device=tokens.device)
+@torch.inference_mode()
+def _run_plainly(model: Llama, sequences: int) -> None:
+    """Run what the self-check and a first prompt do, once of each kind."""
+    lengths, device = checked_lengths(model.max_model_len, sequences), model.device
+    kv = model.new_row_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY)
+    for length in dict.fromkeys(lengths):
+        model.forward(Batch.prefill([(0, [0] * length, 0)], device), kv)
+    tokens, positions = torch.zeros(sequences, dtype=torch.int64, device=device), torch.tensor(lengths, device=device)
+    model.forward(Batch.decode(tokens, positions, torch.arange(sequences, device=device)), kv)
+    passes = PromptPasses(model, kv, spare_slot=sequences, use_graphs=False)
+    for length in dict.fromkeys((1, min(16, max(lengths)), max(lengths))) if model.packs_prompts else ():
+        passes.run([PromptChunk(0, [0] * length)])

@@ -131,12 +131,12 @@ class CompactChoice(Choice):
     @property
     def look_ahead(self) -> int:
         """Stages whose words are on their way into registers: as many as registers hold."""
-        return 1 if self.columns * self.slices > 128 else 2 if self.warpgroups == 2 else 3
+        return 1 if self.columns * self.slices > 128 else 3
 
     @property
     def registers(self) -> int:
         """Registers of a thread that widens."""
-        return 96 if self.warpgroups == 2 else 224
+        return 144 if self.warpgroups == 1 and self.columns in (64, 128) else 160
 
     @property
     def starts_early(self) -> bool:
@@ -157,7 +157,7 @@ class CompactChoice(Choice):
     @property
     def tile(self) -> str:
         """Of a program."""
-        return f"{self.warpgroups * 64} x {self.columns}, {4 * self.warpgroups + 4} warps, {self.stages} stages"
+        return f"{self.warpgroups * 64} x {self.columns}, 12 warps, {self.stages} stages"
 
     @property
     def programs(self) -> str:

@@ -10,8 +10,9 @@ they go to the places that TMA would give them.
 Partitions, one thread block an SM:
 
 multiply  as in kernel.py; the columns of a gated product take turns, a gate, then what it gates, in one tile.
-widen     one warpgroup: for each stage the copies of x by TMA, then its part of W, as above. It arrives at the stage's
-          mbarrier when its words are written; TMA's bytes arrive there too.
+widen     two warpgroups, each every other stage, or one beside two that multiply: for each stage the copies of x by
+          TMA, then its part of W, as above. It arrives at the stage's mbarrier when its words are written; TMA's bytes
+          arrive there too.
 
 Order of K: ascending, but with R = 8 the halves of each 256 columns: 0, 2, 1, 3 in units of 64. It is the same for all
 tiles, so a row's bits depend on nothing but the row, W and R.
@@ -22,7 +23,9 @@ without any (nearly all) skips that.
 constexpr    meaning                                          allowed
 R, IMAGES    of the stream's tiles (wave/plan/layout.py)      8, 16, 32; 1, 2
 GATED        columns of W take turns, gate and gated          True, False
-LOOK_AHEAD   stages whose words are in registers or coming    1 to 3
+LOOK_AHEAD   a warpgroup's stages whose words are in          1 to 3
+             registers or coming
+REGISTERS    of a thread that widens                          what fits 504 with those that multiply
 others       as in kernel.py; EXTRA is 0                      SLICES 2 or 4 with R = 8
 """
 
@@ -56,11 +59,12 @@ class Packed(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """R, IMAGES: of the stream's tiles. LOOK_AHEAD: see the module."""
+    """R, IMAGES: of the stream's tiles. LOOK_AHEAD: see the module. WIDENERS: warpgroups that widen."""
 
     R: Any
     IMAGES: Any
     LOOK_AHEAD: Any
+    WIDENERS: Any
 
 
 @gluon.constexpr_function
@@ -108,11 +112,17 @@ def part_places(packed, column, k, c, t):
 
 
 @gluon.jit
-def load_parts(packed, column, k, c, t):
-    """Load a stage's words: three planes [parts, 32, 4] and the words beside them [parts, 32]; and each part's list."""
+def load_places(packed, column, k, c, t):
+    """Load where the tiles lie that hold a stage's parts: [parts]."""
+    tile, _, block, _ = part_places(packed, column, k, c, t)
+    return gl.load(packed.places + block * packed.tiles + gl.minimum(tile, packed.tiles - 1))
+
+
+@gluon.jit
+def load_parts(packed, place, column, k, c, t):
+    """Load a stage's words: three planes [parts, 32, 4], the words beside them [parts, 32], and the tiles' places."""
     L: gl.constexpr = words_layout()
-    tile, word, block, _ = part_places(packed, column, k, c, t)
-    place = gl.load(packed.places + block * packed.tiles + gl.minimum(tile, packed.tiles - 1))
+    _, word, _, _ = part_places(packed, column, k, c, t)
     lane = gl.arange(0, 32, gl.SliceLayout(0, gl.SliceLayout(2, L)))
     four = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, L)))
     begin = (place.to(gl.int64) * (3328 * t.IMAGES))[:, None]
@@ -265,25 +275,39 @@ def copy_x(x, full, row, k, slot, ring, c, t):
 
 
 @gluon.jit
-def widen_partition(x, packed, sizes, ring, c, t):
+def widen_partition(x, packed, sizes, ring, c, t, group: gl.constexpr):
+    WIDENERS: gl.constexpr = t.WIDENERS
     UNITS: gl.constexpr = c.SLICES if t.R > 8 else c.SLICES // 2  # of a stage
+    AHEAD: gl.constexpr = WIDENERS * UNITS  # from one stage of this warpgroup to its next
     ROW_BYTES: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     stages = ring.w._reinterpret(gl.int32, [c.STAGES, c.SLICES * c.COLUMNS, 32], ROW_BYTES)
-    slot = 0
+    slot = group + 0
     phase = 1
+    before = 0
     for tile in range(gl.program_id(0), sizes.row_blocks * sizes.column_blocks, gl.num_programs(0)):
         row, column = tile_place(tile, sizes, c)
+        begin = (group + before) % WIDENERS
+        k = begin * UNITS
+        place = load_places(packed, column, k, c, t)
         factors = factors_of(packed, column, c, t)
-        one = load_parts(packed, column, 0, c, t)
+        one = load_parts(packed, place, column, k, c, t)
         two = one
         three = one
+        k += AHEAD
+        place = load_places(packed, column, k, c, t)
         if t.LOOK_AHEAD > 1:
-            two = load_parts(packed, column, UNITS, c, t)
+            two = load_parts(packed, place, column, k, c, t)
+            k += AHEAD
+            place = load_places(packed, column, k, c, t)
         if t.LOOK_AHEAD > 2:
-            three = load_parts(packed, column, 2 * UNITS, c, t)
+            three = load_parts(packed, place, column, k, c, t)
+            k += AHEAD
+            place = load_places(packed, column, k, c, t)
         after_last(c.PDL)  # which has made x, and nothing of W
-        for step in range(sizes.steps):
-            later = load_parts(packed, column, (step + t.LOOK_AHEAD) * UNITS, c, t)
+        for step in range(begin, sizes.steps, WIDENERS):
+            later = load_parts(packed, place, column, k, c, t)
+            k += AHEAD
+            place = load_places(packed, column, k, c, t)
             full = ring.full.index(slot)
             mbarrier.wait(ring.free.index(slot), phase)
             mbarrier.expect(full, c.SLICES * c.WARPGROUPS * c.BOX_ROWS * 128)
@@ -301,10 +325,11 @@ def widen_partition(x, packed, sizes, ring, c, t):
                 two = later
             else:
                 one = later
-            slot += 1
-            if slot == c.STAGES:
-                slot = 0
+            slot += WIDENERS
+            if slot >= c.STAGES:
+                slot -= c.STAGES
                 phase ^= 1
+        before += sizes.steps
 
 
 @gluon.jit(
@@ -331,7 +356,7 @@ def compact_gemm_kernel(
         DTYPE=DTYPE, BOX_ROWS=BOX_ROWS, COLUMNS=COLUMNS, EXTRA=0, WARPGROUPS=WARPGROUPS, STAGES=STAGES, SLICES=SLICES,
         BAND=BAND, GATED=False, TO_MAP=TO_MAP, PDL=PDL, TURNS=GATED,
     )  # fmt: skip
-    t: gl.constexpr = Tiling(R=R, IMAGES=IMAGES, LOOK_AHEAD=LOOK_AHEAD)
+    t: gl.constexpr = Tiling(R=R, IMAGES=IMAGES, LOOK_AHEAD=LOOK_AHEAD, WIDENERS=3 - WARPGROUPS)
     sizes = Sizes(
         rows=rows, columns=columns, of_bias=columns * (2 if GATED else 1), row_blocks=row_blocks,
         column_blocks=column_blocks, steps=steps,
@@ -354,12 +379,23 @@ def compact_gemm_kernel(
     fence_async_shared()
     gl.thread_barrier()
     ring = Ring(x=of_x, w=of_w, extra=of_w, full=full, free=free)
-    gl.warp_specialize(
-        [
-            (multiply_partition, (out, bias, sizes, ring, staging, c, 0)),
-            (widen_partition, (x, packed, sizes, ring, c, t)),
-            (multiply_partition, (out, bias, sizes, ring, staging, c, 1)),
-        ][: 1 + WARPGROUPS],
-        [4, 4][:WARPGROUPS],
-        [REGISTERS, (504 - REGISTERS) // 16 * 8][:WARPGROUPS],
-    )
+    if WARPGROUPS == 1:
+        gl.warp_specialize(
+            [
+                (multiply_partition, (out, bias, sizes, ring, staging, c, 0)),
+                (widen_partition, (x, packed, sizes, ring, c, t, 0)),
+                (widen_partition, (x, packed, sizes, ring, c, t, 1)),
+            ],
+            [4, 4],
+            [REGISTERS, REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (multiply_partition, (out, bias, sizes, ring, staging, c, 0)),
+                (widen_partition, (x, packed, sizes, ring, c, t, 0)),
+                (multiply_partition, (out, bias, sizes, ring, staging, c, 1)),
+            ],
+            [4, 4],
+            [REGISTERS, (504 - REGISTERS) // 16 * 8],
+        )
