@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 from kit.models.plain_wave import CPU, LOCATION
 from kit.models.plain_wave import how as options_of
 from kit.models.tiny_decoders import BASE, in_float32, random_model
-from onewave.base.errors import InvalidArgumentError, UnsupportedError, WeightsError
+from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
 from onewave.engine.engine import Engine
 from onewave.engine.load import sketches
+from onewave.engine.load import wave as load_module
 from onewave.engine.load.checkpoint import ModelParts, load_model
 from onewave.engine.load.choices import choose_decode
 from onewave.engine.load.load import load
@@ -24,6 +25,7 @@ from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.self_check import self_check
 from onewave.engine.load.wave import load_wave
 from onewave.engine.params import SamplingParams
+from onewave.engine.prompt.passes import PromptChunk
 from onewave.engine.runner import ModelRunner
 from onewave.engine.wave_decode import WaveDecoder, unsuited
 from onewave.memory.kv_cache import KVCache
@@ -171,6 +173,38 @@ def test_the_second_load_finds_the_program_that_the_first_planned(gpu: list[str]
     assert gpu == ["planned"]
     load_wave(LOCATION, BASE, how(tmp_path, max_num_seqs=1))
     assert gpu == ["planned", "planned"]
+
+
+def test_unpacked_matrices_are_kept_until_something_else_needs_the_room(
+    gpu: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = load_wave(LOCATION, BASE, how(tmp_path))
+    assert not PlainWave.made[0].stream.keeping  # a CPU has no memory of its own
+    monkeypatch.setattr(load_module, "_has_room", lambda stream: True)
+    model, wave = load_wave(LOCATION, BASE, how(tmp_path))
+    stream = PlainWave.made[1].stream
+    runner = ModelRunner(model, max_num_seqs=1, max_model_len=320, wave=wave)
+    first = runner.prefill([PromptChunk(0, [3, 4, 5])])
+    assert stream.keeping
+    assert torch.equal(runner.prefill([PromptChunk(0, [3, 4, 5])]), first)
+    failed: list[str] = []
+
+    def full_once(right: Any, error: Exception) -> Any:
+        def act(*arguments: Any, **named: Any) -> Any:
+            if not failed:
+                failed.append("prompt")
+                raise error
+            return right(*arguments, **named)
+
+        return act
+
+    monkeypatch.setattr(model, "forward", full_once(model.forward, torch.OutOfMemoryError("full")))
+    assert torch.equal(runner.prefill([PromptChunk(0, [3, 4, 5])]), first)
+    assert failed == ["prompt"]
+    assert not stream.keeping
+    failed.clear()  # and with nothing left to give back
+    with pytest.raises(CapacityError, match="does not fit"):
+        runner.prefill([PromptChunk(0, [3])])
 
 
 @pytest.mark.parametrize("path", ["auto", "wave"])

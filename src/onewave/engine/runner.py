@@ -149,12 +149,21 @@ class ModelRunner:
             self._narrow(min(self._kv.block_table.shape[1], _power_of_two(longest)))
         self._kv.set_blocks(entries)
 
+    def _release(self) -> bool:
+        """Give back memory that only makes prompts faster; graphs that read it go with it. Returns whether there was
+        any."""
+        if self._wave is None or not self._wave.release():
+            return False
+        self._passes.clear()
+        return True
+
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[PromptChunk], *, each: Callable[[int, Tensor], object] | None = None) -> Tensor:
         """Run chunks of prompts; what comes before each lies in its slot's blocks already.
 
         Returns float32 logits [chunks, vocab] of each one's last token, valid until the next call. each: of one chunk
-        alone, see Llama.forward. Raises CapacityError.
+        alone, see Llama.forward; where memory is freed meanwhile it is called from the first token again.
+        Raises CapacityError.
         """
         try:
             if self.model.packs_prompts and self.model.prefill_backend == "auto":
@@ -164,11 +173,14 @@ class ModelRunner:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise CapacityError(
-                f"a prompt of {max(chunk.end for chunk in chunks)} tokens",
-                got=f"does not fit beside the model on {self.device}",
-                next="Shorten it, or lower max_model_len, max_num_seqs or max_num_batched_tokens.",
-            ) from error
+            if not self._release():
+                raise CapacityError(
+                    f"a prompt of {max(chunk.end for chunk in chunks)} tokens",
+                    got=f"does not fit beside the model on {self.device}",
+                    next="Shorten it, or lower max_model_len, max_num_seqs or max_num_batched_tokens.",
+                ) from error
+        # Their entries are only written again.
+        return self.prefill(chunks, each=each)
 
     @torch.inference_mode()
     def decode(self, rows: StepRows) -> Tensor:

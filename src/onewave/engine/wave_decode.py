@@ -60,6 +60,10 @@ class WaveDecoder:
         """Raise WaveStalled if a launch has stalled, as far as the host knows; the next one works."""
         self._wave.wave.check()
 
+    def release(self) -> bool:
+        """Give back memory that only makes prefill faster; whether there was any."""
+        return self._stream is not None and self._stream.release()
+
     def step(self, rows: StepRows) -> Tensor:
         """Feed one token a row. Returns float32 logits [rows, vocab]. Raises WaveStalled."""
         return self._wave(*rows)

@@ -74,3 +74,9 @@ def test_samples_of_one_request_and_its_log_probabilities(llm: LLM) -> None:
     assert [each.token_ids for each in out.outputs] == [plain.outputs[0].token_ids] * 3
     assert out.prompt_logprobs is not None
     assert len(out.prompt_logprobs) == len(prompt)
+
+
+def test_memory_given_back_leaves_no_graph_that_reads_it(llm: LLM) -> None:
+    before = [run(llm, PromptChunk(0, list(range(40)))) for _ in range(3)]
+    llm.runner._release()
+    assert all(torch.equal(run(llm, PromptChunk(0, list(range(40)))), before[0]) for _ in range(3))

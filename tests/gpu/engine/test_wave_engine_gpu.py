@@ -100,7 +100,7 @@ def test_a_wave_that_is_wrong_is_named_and_replaced_by_graphs(
     assert [record.name for record in caplog.records] == ["onewave"]
 
 
-def test_prompts_leave_no_unpacked_matrices_behind(cache: Path) -> None:
+def test_prompts_of_few_tokens_leave_no_unpacked_matrices_behind(cache: Path) -> None:
     with llm() as model:
         gc.collect()  # an earlier test's model held memory in cycles
         torch.cuda.synchronize()

@@ -74,6 +74,46 @@ def test_unpacking_reuses_one_buffer_as_large_as_the_largest_part(program: WaveP
     assert first.data_ptr() == second.data_ptr()
 
 
+def test_what_is_kept_is_unpacked_once_and_the_same(program: WaveProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "_PART_BYTES", 50 * 576 * 2)
+    stream, weights = filled(program)
+    both, down = stream.matrix("up", 576, 192, 2), stream.matrix("down", 128, 576)
+    parts = [(first, rows.clone()) for first, rows in down.parts()]
+    assert stream.unpacked_bytes == both.nbytes + down.nbytes
+    stream.keep()
+    kept = both.dense()
+    assert torch.equal(kept, torch.cat(folded(weights["up"])))
+    stream.images.zero_()  # nothing reads it again
+    assert both.dense().data_ptr() == kept.data_ptr()
+    assert torch.equal(kept, torch.cat(folded(weights["up"])))
+    for name, weight in weights.items():
+        stream.put(name, weight)
+    for (first, rows), (first_before, rows_before) in zip(down.parts(), parts, strict=True):
+        assert first == first_before
+        assert torch.equal(rows, rows_before)
+    assert stream.release()
+    assert not stream.release()
+    assert both.dense().data_ptr() != kept.data_ptr()
+    assert torch.equal(both.dense(), kept)
+
+
+def test_where_there_is_no_room_to_keep_anything_the_scratch_buffer_serves(
+    program: WaveProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, weights = filled(program)
+    both = stream.matrix("up", 576, 192, 2)
+    both.dense()
+    stream.keep()
+
+    def full(*arguments: object, **named: object) -> Tensor:
+        raise torch.OutOfMemoryError("no more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", full)
+        assert torch.equal(both.dense(), torch.cat(folded(weights["up"])))
+    assert not stream.keeping
+
+
 @pytest.mark.parametrize(
     ("batch", "height", "cols", "count"), [(1, 40, 1100, 1), (4, 33, 600, 2), (16, 64, 256, 2), (64, 130, 320, 1)]
 )

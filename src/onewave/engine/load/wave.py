@@ -23,6 +23,7 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import workers_for
 from onewave.wave.launch import launch
 from onewave.wave.plan.program import WaveProgram
+from onewave.wave.weights.pack import WeightStream
 from onewave.weights.fetch.progress import byte_progress
 from onewave.weights.fetch.sources import ModelLocation
 
@@ -71,7 +72,19 @@ def _load_wave(location: ModelLocation, config: ModelConfig, options: LoadOption
         made = load_streamed(location, config, options, report)
         with options.times.phase("self-check"):
             wave = WaveDecoder(made.model, options.max_num_seqs, stream=made.stream)
+    # Not rounded ones, which are there to save memory.
+    if options.rounding is None and _has_room(made.stream):
+        made.stream.keep()
     return made.model, wave
+
+
+def _has_room(stream: WeightStream) -> bool:
+    """Whether all matrices, unpacked, would take at most half of the memory that is free now."""
+    if stream.device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(stream.device)
+    free += torch.cuda.memory_reserved(stream.device) - torch.cuda.memory_allocated(stream.device)
+    return 2 * stream.unpacked_bytes <= free
 
 
 def _program(config: ModelConfig, options: LoadOptions) -> WaveProgram:

@@ -107,6 +107,10 @@ class PromptPasses:
             self._buckets[size] = bucket
         return self._model.forward(bucket.batch, self._kv)[: len(chunks)]
 
+    def clear(self) -> None:
+        """Forget all graphs: memory that they read is given back."""
+        self._buckets.clear()
+
     def _new_bucket(self, size: int) -> _Bucket:
         words = torch.zeros(PromptRows.num_words(size, MAX_SEQUENCES), dtype=torch.int64, device=self._model.device)
         return _Bucket(words, Batch.packed(PromptRows.of_words(words, size, MAX_SEQUENCES)))

@@ -125,8 +125,9 @@ class CompactChoice(Choice):
 
     @property
     def slices(self) -> int:
-        """Slices of 64 columns a stage: eight parts of the stream's tiles a stage at least, two for each warp."""
-        return max(1 if self.tile_rows > 8 else 2, 128 // self.columns)
+        """Slices of 64 columns a stage: eight parts of the stream's tiles a stage at least, two for each warp. With
+        rows of 8, as many as a part's columns are in."""
+        return max(1, 128 // self.columns) if self.tile_rows > 8 else 4
 
     @property
     def look_ahead(self) -> int:
@@ -136,7 +137,7 @@ class CompactChoice(Choice):
     @property
     def registers(self) -> int:
         """Registers of a thread that widens."""
-        return 144 if self.warpgroups == 1 and self.columns in (64, 128) else 160
+        return 144 if self.warpgroups == 1 and self.columns in (64, 128) and self.tile_rows > 8 else 160
 
     @property
     def starts_early(self) -> bool:
@@ -218,7 +219,8 @@ def _product(
     tokens: int, rows: int, cols: int, widened: torch.dtype | None, sms: int, *, gated: bool = False
 ) -> ProductChoice:
     tiles = tuple(tile for tile in TILES if not gated or tile[1] in GATED_COLUMNS)
-    tile, down, right = _first_done(tokens, rows, cols, tiles, sms)
+    tile = min(tiles, key=lambda tile: tile_us(tile, tokens, rows, cols, sms=sms))
+    down, right = _blocks(tile, tokens, rows)
     to_map = widened is None and rows % (16 if gated else 8) == 0
     kernel = "linear/hopper/kernel.py: gemm_kernel"
     return ProductChoice(
@@ -227,19 +229,22 @@ def _product(
     )  # fmt: skip
 
 
-def _first_done(
-    tokens: int, rows: int, cols: int, tiles: tuple[tuple[int, int], ...], sms: int
-) -> tuple[tuple[int, int], int, int]:
-    """The tile that is done first, by its rounds over all SMs, and how many lie down and across."""
-    tile = min(tiles, key=lambda tile: tile_us(tile, tokens, rows, cols, sms=sms))
-    return tile, -(-tokens // (64 * tile[0])), -(-rows // tile[1])
+def _blocks(tile: tuple[int, int], tokens: int, rows: int) -> tuple[int, int]:
+    """How many tiles lie down and across."""
+    return -(-tokens // (64 * tile[0])), -(-rows // tile[1])
 
 
 def _box_rows(tokens: int) -> int:
     return 64 if tokens > 32 else 32 if tokens > 16 else 16
 
 
-_COMPACT_TILES = ((1, 32), (1, 64), (1, 128), (2, 64), (2, 128), (1, 256), (2, 256))
+# Microseconds of 64 columns of K with a compact tile's warpgroups and columns, and of a tile beside them: what widening
+# takes, measured at 64 to 2,048 tokens of an 8B on an H200.
+_COMPACT_STEPS_US = {(1, 32): 0.17, (1, 64): 0.31, (1, 128): 0.51, (1, 256): 0.79, (2, 128): 0.75, (2, 256): 1.07}
+_COMPACT_TILE_US = 2.5
+MAX_COMPACT_TOKENS = 192
+"""Tokens up to which a product reads a compact stream's tiles. Beyond, widening takes longer than to unpack the matrix
+and multiply: 8B, 512 tokens 654 us a layer instead of 526 (observed)."""
 
 
 @lru_cache(maxsize=1024)
@@ -247,8 +252,14 @@ def choose_compact(
     tokens: int, rows: int, cols: int, tile: tuple[int, int], widened: torch.dtype | None, sms: int, *, gated: bool
 ) -> CompactChoice:
     """The product of several tokens with a matrix in a compact stream. tile: rows and images of the stream's tiles."""
-    tiles = [each for each in _COMPACT_TILES if tile[0] > 8 or each[1] < 256]
-    best, down, right = _first_done(tokens, rows, cols, tuple(tiles), sms)
+
+    def us(each: tuple[int, int]) -> float:
+        down, right = _blocks(each, tokens, rows)
+        return -(-down * right // sms) * (cols / 64 * _COMPACT_STEPS_US[each] + _COMPACT_TILE_US)
+
+    # More columns of rows of 8 would take more registers than there are.
+    best = min((each for each in _COMPACT_STEPS_US if tile[0] > 8 or each in ((1, 32), (1, 64))), key=us)
+    down, right = _blocks(best, tokens, rows)
     to_map = widened is None and rows % (16 if gated else 8) == 0
     kernel = "linear/hopper/compact_kernel.py: compact_gemm_kernel"
     return CompactChoice(

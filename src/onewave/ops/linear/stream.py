@@ -1,5 +1,5 @@
-"""Products with a matrix that lies in a wave's stream: from its compact tiles where a kernel reads them, else unpacked
-into a buffer that the next matrix reuses."""
+"""Products with a matrix that lies in a wave's stream: few tokens' from its compact tiles, others unpacked first, into a
+buffer that the next matrix reuses or into one that is kept. Bits are the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from onewave.base.device import device_of
 from onewave.ops.backends import load
-from onewave.ops.linear.choose import CompactChoice, choose_compact
+from onewave.ops.linear.choose import MAX_COMPACT_TOKENS, CompactChoice, choose_compact
 from onewave.ops.linear.op import linear as linear_of_tensor
 from onewave.ops.linear.op import linear_swiglu as linear_swiglu_of_tensor
 from onewave.wave.weights.pack import StreamMatrix
@@ -45,7 +45,13 @@ def _choice(
 ) -> CompactChoice | None:
     """What runs from the tiles; None where the matrix is unpacked."""
     compact = matrix.compact
-    if compact is None or not x.is_cuda or len(x) < 2 or x.dtype is not torch.bfloat16 or x.shape[1] % 8:
+    if (
+        compact is None
+        or not x.is_cuda
+        or not 2 <= len(x) <= MAX_COMPACT_TOKENS
+        or x.dtype is not torch.bfloat16
+        or x.shape[1] % 8
+    ):
         return None
     if matrix.count > 1 and not gated:
         return None

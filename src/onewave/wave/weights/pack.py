@@ -1,8 +1,8 @@
 """Pack weights in the order that the wave's thread blocks use them in: one stream of tiles, worker by worker.
 
 The stream is the only copy of the matrices on the GPU. They are packed one by one as they are loaded. Products of
-several tokens read compact ones where they lie; of others a plain copy is unpacked into a scratch buffer that the next
-one reuses.
+several tokens read compact ones where they lie; others, and products of many tokens, have a plain copy unpacked into a
+scratch buffer that the next one reuses, or into a buffer that is kept, if memory allows.
 Each format (formats/) says how. Those that round do so after the gain, and unpack to 16 bits.
 """
 
@@ -59,7 +59,7 @@ class WeightStream:
 
     tensor: [stream tiles * shape.tile_rows, 64], what the kernel streams. Tiles that no worker reads (the shorter
     lanes' ends) are zero. A table of 4 bytes a tile has each tile's place. A scratch buffer has the matrix unpacked
-    last. weight_format: of the packed matrices; None: as they
+    last; after keep(), a second buffer has all that were unpacked. weight_format: of the packed matrices; None: as they
     are. With one, `scales` has a float32 a row, and dtype is that of unpacked matrices. With COMPACT, `lists` has
     LIST_WORDS words a tile, and `reached` is a flag: whether all matrices put so far were packed without loss.
     """
@@ -95,6 +95,11 @@ class WeightStream:
         self._places = torch.from_numpy(np.concatenate(tables) if tables else np.zeros(1, dtype=np.int32)).to(device)
         self._scratch: Tensor | None = None
         self._compact: dict[str, CompactMatrix] = {}
+        self.keeping = False
+        self._kept: dict[str, Tensor] = {}
+        self._first: dict[str, int] = {}  # each matrix's first value in the buffer of kept ones
+        self._values = 0
+        self._room: Tensor | None = None
 
     @property
     def tensor(self) -> Tensor:
@@ -166,7 +171,44 @@ class WeightStream:
 
     def matrix(self, name: str, height: int, cols: int, count: int = 1) -> StreamMatrix:
         """Refer to a packed matrix as plain operators use it: `count` matrices [height, cols] below one another."""
-        return StreamMatrix(self, name, height, cols, count)
+        made = StreamMatrix(self, name, height, cols, count)
+        if name not in self._first:
+            self._first[name] = self._values
+            self._values += made.shape.numel()
+        return made
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Bytes that all requested matrices take when they are kept."""
+        return self._values * self.dtype.itemsize
+
+    def keep(self) -> None:
+        """Keep matrices unpacked from now on. The first one allocates unpacked_bytes."""
+        self.keeping = True
+
+    def release(self) -> bool:
+        """Free all kept matrices and keep no more. Returns whether any were kept."""
+        had = self._room is not None
+        self.keeping, self._room = False, None
+        self._kept.clear()
+        return had
+
+    def kept(self, matrix: StreamMatrix) -> Tensor | None:
+        """Return a kept matrix, unpacked at its first use; None if none are kept."""
+        if not self.keeping:
+            return None
+        found = self._kept.get(matrix.name)
+        if found is None:
+            if self._room is None:
+                try:
+                    self._room = self._buffer(self._values)
+                except torch.OutOfMemoryError:
+                    self.release()
+                    return None
+            first, size = self._first[matrix.name], matrix.shape.numel()
+            out = self._room[first : first + size].view(matrix.count, matrix.height, matrix.cols)
+            found = self._kept[matrix.name] = self._unpack(matrix, 0, matrix.height, out)
+        return found
 
     def compact(self, matrix: StreamMatrix) -> CompactMatrix | None:
         """Return a matrix as it lies in the stream; None in another format than COMPACT. All are put by then: the first
@@ -313,18 +355,21 @@ class StreamMatrix:
         return self.stream.compact(self)
 
     def dense(self) -> Tensor:
-        """Return the whole matrix in the scratch buffer, valid until the next is requested."""
-        return self.stream.unpack(self, 0, self.height)
+        """Return the whole matrix. If none are kept it is in the scratch buffer, valid until the next is requested."""
+        kept = self.stream.kept(self)
+        return self.stream.unpack(self, 0, self.height) if kept is None else kept
 
     def parts(self) -> Iterator[tuple[int, Tensor]]:
         """Yield the matrix in parts of at most about 128 MiB: (first row, rows), each valid until the next.
 
-        Several matrices with alternating rows are one part.
+        Several matrices with alternating rows are one part. Kept matrices have the same parts.
         """
+        kept = self.stream.kept(self)
         step = max(1, _PART_BYTES // (self.cols * self.stream.dtype.itemsize)) if self.count == 1 else self.height
         for first in range(0, self.height, step):
             last = min(self.height, first + step)
-            yield first, self.stream.unpack(self, first, last)
+            whole = self.count * (last - first)
+            yield first, self.stream.unpack(self, first, last) if kept is None else kept[first : first + whole]
 
 
 def pack_stream(

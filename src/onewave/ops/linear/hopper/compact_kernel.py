@@ -14,8 +14,7 @@ widen     two warpgroups, each every other stage, or one beside two that multipl
           TMA, then its part of W, as above. It arrives at the stage's mbarrier when its words are written; TMA's bytes
           arrive there too.
 
-Order of K: ascending, but with R = 8 the halves of each 256 columns: 0, 2, 1, 3 in units of 64. It is the same for all
-tiles, so a row's bits depend on nothing but the row, W and R.
+Sums run over K in the order of kernel.py, on the same weights: a row's bits are those of the plain product.
 
 Weights of a tile's list, which thirteen bits do not reach, are written over by their own 16 bits in registers; a matrix
 without any (nearly all) skips that.
@@ -26,7 +25,7 @@ GATED        columns of W take turns, gate and gated          True, False
 LOOK_AHEAD   a warpgroup's stages whose words are in          1 to 3
              registers or coming
 REGISTERS    of a thread that widens                          what fits 504 with those that multiply
-others       as in kernel.py; EXTRA is 0                      SLICES 2 or 4 with R = 8
+others       as in kernel.py; EXTRA is 0                      SLICES 4 with R = 8
 """
 
 from __future__ import annotations
@@ -235,9 +234,8 @@ def store_parts(stage, pairs, c, t):
     if ROWS == 16:
         whole = gl.permute(gl.reshape(whole, [PARTS, 8, 4, 4, 2, 2]), (0, 5, 1, 3, 4, 2))
     else:
-        # [units, parts of one, row, ..., half of 16 rows], each a slice of its own
-        UNITS: gl.constexpr = c.SLICES // 2
-        whole = gl.permute(gl.reshape(whole, [UNITS, PARTS // UNITS, 8, 4, 4, 2, 2]), (0, 6, 1, 2, 4, 5, 3))
+        # [half of 128 columns, parts, row, ..., which 128 columns]: a slice is one half of one 128 columns.
+        whole = gl.permute(gl.reshape(whole, [2, PARTS // 2, 8, 4, 4, 2, 2]), (6, 0, 1, 2, 4, 5, 3))
     stage.store(gl.reshape(whole, [c.SLICES * c.COLUMNS, 32]))
 
 
@@ -263,11 +261,7 @@ def widen_stage(loaded, factors, packed, column, k, stage, c, t):
 def copy_x(x, full, row, k, slot, ring, c, t):
     """Begin the copies of a stage's x. k: its first unit of columns, as in part_places."""
     for part in gl.static_range(c.SLICES):
-        if t.R == 8:
-            unit = k + part // 2
-            first = unit // 2 * 256 + unit % 2 * 64 + part % 2 * 128
-        else:
-            first = (k + part) * 64
+        first = (k * (1 if t.R > 8 else 2) + part) * 64
         at = slot * c.SLICES + part
         for group in gl.static_range(c.WARPGROUPS):
             target = ring.x.index(at * c.WARPGROUPS + group).slice(0, c.BOX_ROWS)
