@@ -105,7 +105,7 @@ def test_prompts_of_few_tokens_leave_no_unpacked_matrices_behind(cache: Path) ->
         gc.collect()  # an earlier test's model held memory in cycles
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
-        assert tokens(model, PROMPTS) == tokens(model, PROMPTS)
+        assert tokens(model, PROMPTS[:3]) == tokens(model, PROMPTS[:3])
         gc.collect()
         left = torch.cuda.memory_allocated() - before
         layers = model.runner.model.weights.layers

@@ -1,5 +1,5 @@
-"""Products with a matrix that lies in a wave's stream: few tokens' from its compact tiles, others unpacked first, into a
-buffer that the next matrix reuses or into one that is kept. Bits are the same."""
+"""Products with a matrix that lies in a wave's stream: few tokens' from its compact tiles, others unpacked first, into
+a buffer that the next matrix reuses or into one that is kept. Bits are the same."""
 
 from __future__ import annotations
 
@@ -45,15 +45,9 @@ def _choice(
 ) -> CompactChoice | None:
     """What runs from the tiles; None where the matrix is unpacked."""
     compact = matrix.compact
-    if (
-        compact is None
-        or not x.is_cuda
-        or not 2 <= len(x) <= MAX_COMPACT_TOKENS
-        or x.dtype is not torch.bfloat16
-        or x.shape[1] % 8
-    ):
+    if compact is None or not x.is_cuda or x.dtype is not torch.bfloat16 or x.shape[1] % 8:
         return None
-    if matrix.count > 1 and not gated:
+    if not 2 <= len(x) <= MAX_COMPACT_TOKENS or (matrix.count > 1 and not gated):
         return None
     device, shape = device_of(x.device), matrix.stream.shape
     if device.capability != (9, 0):
