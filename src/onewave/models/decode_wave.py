@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,12 @@ def wave_weights(model: Llama) -> dict[str, Weight]:
     return found
 
 
+def norm_gains(model: Llama) -> Tensor:
+    """Stack the gains of all norms before products, in the order of a step: [norms, hidden]."""
+    layers = [getattr(layer, norm) for layer in model.weights.layers for norm in NORMS.values()]
+    return torch.stack([*layers, model.weights.norm]).contiguous()
+
+
 class DecodeWave:
     """A model's decode step as one launch, for up to `batch` sequences.
 
@@ -58,6 +66,8 @@ class DecodeWave:
             program = plan_program(config, batch=batch, workers=count)
             stream = pack_stream(program, wave_weights(model), model.device)
         setup = attention_setup(model, head_groups(config, 1 << (batch - 1).bit_length()))
+        if stream.gains_apart:
+            setup = replace(setup, gains=norm_gains(model))
         self.wave = Wave(stream, activation="silu", delays=delays, attention=setup)
 
     def bind_cache(self, kv: KVCache) -> None:

@@ -43,6 +43,8 @@ _MAX_TASKS = 1 << 17
 # How many times its bytes a layer's stream may take because rows are filled up to larger tiles. Larger: more shapes use
 # the tile of two images, which streams faster, and more zeros.
 _MAX_FILLING = 1.03
+# The same of 4-bit weights, of which a larger tile saves more (docs/log/weight-formats.md).
+_MAX_FILLING_OF_NIBBLES = 1.06
 MAX_CONTEXT = 1 << 30
 """Tokens of a cache, beyond those of any model today."""
 Widths = tuple[tuple[str, int], ...]
@@ -184,7 +186,8 @@ def _shape(
     if not sizes:
         raise UnsupportedError("one wave", got=f"weights of 16 bits among 4-bit ones for {padded} sequences")
     smallest, *larger = map(made, sizes)
-    filled = _MAX_FILLING * _padded_values(config, smallest)
+    most = _MAX_FILLING if weight_bytes >= 1 else _MAX_FILLING_OF_NIBBLES
+    filled = most * _padded_values(config, smallest)
     return next((shape for shape in reversed(larger) if _padded_values(config, shape) <= filled), smallest)
 
 
@@ -401,10 +404,11 @@ def _operations(
             found[f"down{layer}_sum"] = Operation(None, hidden, inner, slices, sums, x, residual=True)
     rows = -(-config.vocab_size // shape.rows) * shape.rows
     found["head"] = Operation("head", rows, hidden, 1, x, OUTPUT, norm=True, logits=True)
-    return found if not widths else {name: _of_width(made, widths) for name, made in found.items()}
-
-
-def _of_width(operation: AnyOperation, widths: Mapping[str, int]) -> AnyOperation:
-    if not isinstance(operation, Operation) or operation.weight not in widths:
-        return operation
-    return replace(operation, width=widths[operation.weight])
+    if shape.weight_bytes >= 1:
+        return found
+    norms = [name for name, made in found.items() if isinstance(made, Operation) and made.norm]
+    numbers = {name: number for number, name in enumerate(norms)}
+    return {
+        name: replace(made, width=widths.get(name, 1), gain=numbers.get(name)) if isinstance(made, Operation) else made
+        for name, made in found.items()
+    }

@@ -279,7 +279,7 @@ class Gluon:
 
 
 _ATTEND = "attend.combine attend.streamed attend.cached attend.publish attend.attend attend.merge"
-_NAMES = f"records finish {_ATTEND} exchange hand_over widen.groups widen.wide widen.widen load kernel"
+_NAMES = f"records finish {_ATTEND} exchange hand_over widen.operands widen.groups widen.wide widen.widen load kernel"
 WAVE = tuple(import_module(f"onewave.wave.kernel.{name}") for name in _NAMES.split())
 """The modules of the wave kernel."""
 

@@ -132,10 +132,12 @@ def widened(words: Array, DTYPE: Any, FORMAT: int) -> tuple[Array, ...]:
     return tuple(wrapped(values[..., byte].view(np.int16)) for byte in range(4))
 
 
-def nibbles(words: Array) -> tuple[Array, ...]:
+def nibbles(words: Array, SIGNED: int, DTYPE: Any) -> tuple[Array, ...]:
     """What nibble_values.nibbles says in PTX: four numbers of the bytes' lower nibbles, then of the upper."""
     raw = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4).astype(np.int16)
-    return tuple(wrapped(raw[..., byte] & mask) for mask in (15, 240) for byte in range(4))
+    unit = 2.0**-24 if DTYPE is np.float16 else 2.0**-133
+    places = [(raw[..., byte] & mask) - SIGNED * (8 if mask == 15 else 128) for mask in (15, 240) for byte in range(4)]
+    return tuple(wrapped((place * unit).astype(DTYPE).view(np.int16)) for place in places)
 
 
 def unsigned_bytes(words: Array) -> tuple[Array, ...]:

@@ -15,7 +15,7 @@ from kit.numpy_gpu.numpy_tensor_maps import Boxes
 from kit.numpy_gpu.simulated_device import Bench, words
 from onewave.base.weight_formats import MixedFormat, WeightFormat
 from onewave.models.batch import Batch
-from onewave.models.decode_wave import wave_weights
+from onewave.models.decode_wave import norm_gains, wave_weights
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.plan.layout import TILE_BYTES
@@ -45,6 +45,7 @@ class Simulated:
         slots: int,
         *,
         weight_format: WeightFormat | None = None,
+        gains_apart: bool = False,
         **constants: Any,
     ):
         width = 2 if weight_format is None else weight_format.weight_bytes
@@ -53,7 +54,7 @@ class Simulated:
         config, groups, self.dtype = model.config, plan.groups, model.weights.embedding.dtype
         stream = WeightStream(plan.program, self.dtype, CPU, weight_format)
         for name, weight in wave_weights(model).items():
-            stream.put(name, weight)
+            stream.put(name, replace(weight, gain=None) if gains_apart else weight)
         assert stream.reached
         self.bench = Bench(
             plan.program,
@@ -106,6 +107,8 @@ class Simulated:
         strides = [np.prod(self.cache_shape[axis:]) // 2 for axis in (1, 2, 3)]
         scales = put(np.zeros(1, dtype=np.float32) if stream.scales is None else stream.scales.numpy())
         known = [*(int(p.address) for p in pointers), *strides, STREAM, int(scales.address)]
+        gains = put(words(norm_gains(model))) if gains_apart else None
+        known += [0 if gains is None else int(gains.address)]
         self.places = known + [0] * (16 - len(known))
 
     def fill(self, slots: list[int], contexts: list[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import ml_dtypes
 import numpy as np
 
 
@@ -33,6 +34,8 @@ def executed(text: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _made(op: str, sources: list[np.ndarray]) -> np.ndarray:
     """What an instruction writes."""
+    if op == "mov.b32":
+        return sources[0]
     a, b = sources[:2]
     if op == "shr.u32":
         return a >> b
@@ -44,6 +47,10 @@ def _made(op: str, sources: list[np.ndarray]) -> np.ndarray:
         return a == b
     if op == "selp.b32":
         return np.where(sources[2], a, b)
+    if op in ("add.rn.bf16x2", "add.rn.f16x2"):
+        kind = ml_dtypes.bfloat16 if op == "add.rn.bf16x2" else np.float16
+        first, second = (np.ascontiguousarray(x).view(kind).astype(np.float64) for x in (a, b))
+        return (first + second).astype(kind).view(np.uint32)
     if op == "lop3.b32":
         assert (sources[3] == 0xEA).all()  # (a and b) or c
         return a & b | sources[2]

@@ -65,7 +65,7 @@ def test_a_step_on_rounded_weights_is_the_plain_forward_pass_on_them(config: Mod
 def test_every_width_of_the_products_and_of_tiles(
     form: GroupRounding, batch: int, images: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_plan, "_MAX_FILLING", 100.0 if images > 1 else 0.0)
+    monkeypatch.setattr(llama_plan, "_MAX_FILLING_OF_NIBBLES", 100.0 if images > 1 else 0.0)
     model = random_model(replace(LONG, intermediate_size=2112))
     shape = plan_decode(model.config, batch=batch, workers=3, weight_bytes=form.weight_bytes).program.shape
     assert shape.images == images
@@ -102,7 +102,7 @@ def of_stream(model: Llama, stream: WeightStream) -> Llama:
 def test_matrices_of_eight_and_sixteen_bits_lie_beside_those_of_four(
     nibbles: GroupRounding, batch: int, widths: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_plan, "_MAX_FILLING", 100.0)
+    monkeypatch.setattr(llama_plan, "_MAX_FILLING_OF_NIBBLES", 100.0)
     model = random_model(replace(LONG, intermediate_size=2112))
     wave = Simulated(model, batch, 3, batch, weight_format=mixed(nibbles, widths))
     exact = of_stream(model, wave.stream)
@@ -110,6 +110,22 @@ def test_matrices_of_eight_and_sixteen_bits_lie_beside_those_of_four(
     kv = exact.new_cache(num_slots=batch, capacity=CAPACITY)
     expected = exact.forward(Batch.decode(*torch.tensor(rows)), kv)
     assert (wave.step(*rows) - expected).norm() < 2e-3 * expected.norm()
+
+
+@pytest.mark.parametrize(("batch", "config"), [(1, BASE), (8, LONG)], ids=["two layers", "eight sequences"])
+def test_gains_of_norms_may_lie_beside_the_weights(batch: int, config: ModelConfig) -> None:
+    model = random_model(config)
+    wave = Simulated(model, batch, 3, batch, weight_format=INT4, gains_apart=True)
+    held = of_stream(model, wave.stream)
+    own = in_float32(model).weights
+    layers = tuple(
+        replace(a, input_norm=b.input_norm, post_norm=b.post_norm)
+        for a, b in zip(held.weights.layers, own.layers, strict=True)
+    )
+    exact = Llama(config, replace(held.weights, layers=layers, norm=own.norm), max_model_len=model.max_model_len)
+    rows = [5] * batch, [0] * batch, list(range(batch))
+    expected = exact.forward(Batch.decode(*torch.tensor(rows)), exact.new_cache(num_slots=batch, capacity=CAPACITY))
+    assert (wave.step(*rows) - expected).norm() < 3e-3 * expected.norm()
 
 
 def test_neither_workers_nor_batch_mates_change_a_bit() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,15 +59,23 @@ def test_every_group_is_rounded_alike_however_many_rows_there_are() -> None:
     assert torch.equal(whole.scales[7:8], alone.scales)
 
 
-@pytest.mark.parametrize("bits", [torch.bfloat16, torch.float16])
-def test_all_nibbles_widen_exactly_in_every_place_of_a_word(bits: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("text", "bits", "less"),
+    [
+        (nibble_values._NIBBLES, torch.bfloat16, 0),
+        (nibble_values._NIBBLES, torch.float16, 0),
+        (nibble_values._SIGNED_BF16, torch.bfloat16, 8),
+        (nibble_values._SIGNED_FP16, torch.float16, 8),
+    ],
+)
+def test_all_nibbles_widen_exactly_in_every_place_of_a_word(text: Any, bits: torch.dtype, less: int) -> None:
     words = np.random.default_rng(1).integers(0, 1 << 32, 4096, dtype=np.uint32)
     words[:16] = np.arange(16) * 0x11111111
-    made = executed(nibble_values._NIBBLES.value, {"$8": words})
+    made = executed(text.value, {"$8": words})
     unit = 2.0**-133 if bits is torch.bfloat16 else 2.0**-24
     for place in range(8):
         byte, second = place % 4, place // 4
-        expected = torch.from_numpy((words >> (8 * byte + 4 * second) & 15).astype(np.float64))
+        expected = torch.from_numpy((words >> (8 * byte + 4 * second) & 15).astype(np.float64)) - less
         found = torch.from_numpy(np.ascontiguousarray(made[f"${place}"])).view(bits)
         assert torch.equal(found.double(), expected * unit * 16**second)
 

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from onewave.wave.kernel.attend.attend import attend, prefetch_split
 from onewave.wave.kernel.attend.combine import combine
 from onewave.wave.kernel.attend.merge import load_merged
-from onewave.wave.kernel.finish import finish_blocks, reduce_pieces, results_over_sequences, to_float
+from onewave.wave.kernel.finish import bits16, finish_blocks, reduce_pieces, results_over_sequences, to_float
 from onewave.wave.kernel.parameters import ExchangeSets, Site, Step
 from onewave.wave.kernel.records import copy_next_records, fence_records, place_word, record_of, record_word
 from onewave.wave.kernel.spin import delay, load_words, nanoseconds, poll_words, prefetch_bytes, spin_counter
@@ -207,6 +207,9 @@ def load_activations(step, site, source, chunks, chunks_before, activations, c):
     else:
         begin = step.sets.current + first + column
     squares = sum_in_threads(gl.zeros([N, c.PC * 64], gl.float32, LX), c)
+    gains = 0
+    if c.FORMAT > 3 and c.D > 0:
+        gains = gains_of(step, flags)
     for chunk in range(chunks):
         place = (chunks_before + chunk) % c.XS
         parity = (((chunks_before + chunk) // c.XS) & 1) ^ 1
@@ -222,6 +225,11 @@ def load_activations(step, site, source, chunks, chunks_before, activations, c):
                 words = load_words(pointers, WORDS)
             else:
                 words = poll_words(pointers, site.watch, site.block, site.step, WORDS)
+        if c.FORMAT > 3 and c.D > 0:
+            if gains != 0:
+                low, high = to_float(words, c.DTYPE)
+                squares += sum_in_threads(low * low + high * high, c)
+                words = gained(low, high, gains, at, at < columns, c.DTYPE)
         if c.NB > 2:  # the place may be free only when the chunk has come
             mbarrier.wait(activations.empty.index(place), parity)
         stored = activations.places.index(place)._reinterpret(gl.int32, [N, c.PC * 64], STORED)
@@ -233,7 +241,10 @@ def load_activations(step, site, source, chunks, chunks_before, activations, c):
         # Triton wants a barrier after an arrival: here no warp waits for it, after the next chunk's poll all would.
         gl.thread_barrier()
         if c.D > 0:
-            if flags & FLAG.NORM:  # a branch, which also keeps this work after the arrival
+            norms = flags & FLAG.NORM
+            if c.FORMAT > 3:
+                norms = gl.where(gains == 0, norms, 0)
+            if norms:  # a branch, which also keeps this work after the arrival
                 low, high = to_float(words, c.DTYPE)
                 squares += sum_in_threads(low * low + high * high, c)
     inverse = gl.full([c.NB], 1.0, gl.float32, results_over_sequences(c.R, c.G, c.XW))
@@ -243,6 +254,22 @@ def load_activations(step, site, source, chunks, chunks_before, activations, c):
             mean = total / (2 * columns).to(gl.float32)
             inverse = 1.0 / gl.sqrt(mean + c.EPS)
     return inverse
+
+
+@gluon.jit
+def gains_of(step, flags):
+    """The address of the words of the gains that a step's activations are multiplied by; 0 for none."""
+    gains = place_word(step.places, PLACE.GAINS)
+    first = record_word(step.record, WORD.GAIN).to(gl.int64) * 4
+    return gl.where(((flags & FLAG.NORM) > 0) & (gains != 0), gains + first, 0)
+
+
+@gluon.jit
+def gained(low, high, gains, at, real, DTYPE: gl.constexpr):
+    """Multiply activations by their columns' gains, rounded to DTYPE: words. at: of each word of a row."""
+    words = gl.load(gains.to(gl.pointer_type(gl.int32)) + at, mask=real, other=0)
+    first, second = to_float(words, DTYPE)
+    return bits16(low * first, DTYPE) | (bits16(high * second, DTYPE) << 16)
 
 
 @gluon.jit

@@ -48,7 +48,8 @@ class AttentionSetup:
     """What a decode step's attention needs beside its program. The caches have the weights' dtype.
 
     rotary: makes float32 [positions, head_dim], cosines then sines, of at least as many positions. biases: float32
-    [n]. q_norm, k_norm: float32 [layers, head_dim] or None. hidden: width of the residual stream.
+    [n]. q_norm, k_norm: float32 [layers, head_dim] or None. hidden: width of the residual stream. gains:
+    [norms, hidden] of the weights' dtype, of the norms in a step's order; None where they are in the weights.
     """
 
     layers: int
@@ -61,6 +62,7 @@ class AttentionSetup:
     hidden: int
     eps: float
     scale: float
+    gains: Tensor | None = None
 
 
 class Wave:
@@ -181,6 +183,7 @@ class Wave:
             head_stride=head_stride,
             stream=_address(self._stream),
             scales=_address(self._scales),
+            gains=_address(setup.gains),
             table=_address(table),
             table_stride=0 if table is None else table.stride(0),
         )

@@ -88,6 +88,7 @@ def _product(
         first_column=begin // 2,
         columns=(end - begin) // 2,
         width=operation.width if operation.width > 1 else 0,
+        gain=0 if operation.gain is None else operation.gain * operation.cols // 2,
         **_rows(operation, task, place),
         **merging,
         **more,

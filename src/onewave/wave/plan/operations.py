@@ -24,7 +24,8 @@ class Operation:
     Of a decode step alone: norm: the source is divided by its root mean square. residual: the result is added to the
     float32 residual stream. embedded: the caller's input, or the residual stream before, is the token's embedding.
     logits: float32 results to the caller. width: how many times as many bytes a weight takes as the step's TileShape
-    says. bias: the first value of the rows' bias among all biases. merges: the
+    says. gain: the number of the norm, where its gains may lie beside the weights. bias: the first
+    value of the rows' bias among all biases. merges: the
     attention that leaves its splits to this product, which merges them while it loads them.
     """
 
@@ -44,6 +45,7 @@ class Operation:
     bias: int | None = None
     merges: Attention | None = None
     width: int = 1
+    gain: int | None = None
 
     @property
     def flags(self) -> int:

@@ -94,7 +94,7 @@ class ProductStep(Step):
     them: how many there are (0 for no merging), keys in sight (0 for all), and their first word. prefetch: records from
     here to an attention step, for which the product brings the first keys to L2; 0 for none. ahead, ahead_tiles: the
     lane's tiles that it brings to L2. scales: the first of its rows' scales, of weights below 16 bits. width: of
-    Operation, 0 for 1.
+    Operation, 0 for 1. gain: of 4-bit weights, the first word of the gains of the norm before the product.
     """
 
     blocks: int = at(1)
@@ -112,6 +112,7 @@ class ProductStep(Step):
     ahead_tiles: int = at(28)
     scales: int = at(29)
     width: int = at(30)
+    gain: int = at(18)
     mergeable: int = at(31)
 
     @property
@@ -185,7 +186,9 @@ class LaunchPlaces:
 
     rotary: float32 [positions, head_dim], cosines, then sines. residual: float32. q_norm, k_norm: float32 [layers,
     head_dim]. layer_stride, slot_stride, head_stride: of keys and values, in 32-bit words; slot_stride of a paged cache
-    is a page's. stream: all weight tiles. table, table_stride: the block table, and from one slot's row to the next.
+    is a page's. stream: all weight tiles. gains: 16-bit [norms, hidden], which activations are
+    multiplied by; 0 where they are in the weights. table, table_stride: the block table, and from one slot's row to the
+    next.
     """
 
     embedding: int = at(0)
@@ -201,6 +204,7 @@ class LaunchPlaces:
     head_stride: int = at(10)
     stream: int = at(11)
     scales: int = at(12)
+    gains: int = at(13)
     table: int = at(14)
     table_stride: int = at(15)
 

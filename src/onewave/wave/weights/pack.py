@@ -62,6 +62,7 @@ class WeightStream:
     last; after keep(), a second buffer has all that were unpacked. weight_format: of the packed matrices; None: as they
     are. With one, `scales` has a float32 a row, and dtype is that of unpacked matrices. With COMPACT, `lists` has
     LIST_WORDS words a tile, and `reached` is a flag: whether all matrices put so far were packed without loss.
+    gains_apart: whether activations are multiplied by norms' gains, which are in the matrices otherwise.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class WeightStream:
             first += len(table)
         # One transfer for all: a small one each would take longer than packing does.
         self._places = torch.from_numpy(np.concatenate(tables) if tables else np.zeros(1, dtype=np.int32)).to(device)
+        self.gains_apart = False
         self._scratch: Tensor | None = None
         self._compact: dict[str, CompactMatrix] = {}
         self.keeping = False

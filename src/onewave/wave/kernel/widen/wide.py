@@ -15,8 +15,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from onewave.wave.kernel.widen.groups import activations, operand, scales_of
 from onewave.wave.kernel.widen.nibble_values import both, unsigned_bytes
+from onewave.wave.kernel.widen.operands import activations, operand, scales_of
 from onewave.wave.kernel.words import wide_group, wide_number
 
 # The bits of a subnormal number, -128 times the unit.

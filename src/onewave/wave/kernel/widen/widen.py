@@ -24,8 +24,7 @@ from onewave.wave.kernel.attend.streamed import skip_tiles, tiles_of_keys
 from onewave.wave.kernel.hand_over import hand_over, hand_over_one, next_slot, product_of
 from onewave.wave.kernel.widen.byte_values import widened
 from onewave.wave.kernel.widen.compact_values import compact_numbers, listed_numbers
-from onewave.wave.kernel.widen.groups import add_group_tile, add_pairs
-from onewave.wave.kernel.widen.wide import add_half_tile, add_wide_tile
+from onewave.wave.kernel.widen.groups import multiply_groups
 from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, WORD, is_mixed
 
 
@@ -103,16 +102,20 @@ def multiply_byte_steps(steps, num_steps, sequences, ring, activations, results,
                         acc0, slot, phase = multiply_bytes(acc0, there, chunk, x, slot, phase, ring, c)
                     else:
                         slot, phase = skip_block(slot, phase, there, c.S)
-                if c.MULTIPLIERS == 1:
-                    acc0, slot, phase = multiply_tiles(acc0, count, share, chunk, x, (slot, phase), ring, c)
-                if c.MULTIPLIERS == 1 and c.G > 1:
+                if c.FORMAT > 3:
+                    acc0, acc1, acc2, acc3, slot, phase = multiply_groups(
+                        (acc0, acc1, acc2, acc3), (count, share), blocks - block, chunk, x, (slot, phase), ring, c
+                    )
+                elif c.MULTIPLIERS == 1:
+                    acc0, slot, phase = multiply_bytes(acc0, count, chunk, x, slot, phase, ring, c)
+                if c.FORMAT < 4 and c.MULTIPLIERS == 1 and c.G > 1:
                     there = gl.where(block + 1 < blocks, count, 0)
-                    acc1, slot, phase = multiply_tiles(acc1, there, share, chunk, x, (slot, phase), ring, c)
-                if c.MULTIPLIERS == 1 and c.G > 2:
+                    acc1, slot, phase = multiply_bytes(acc1, there, chunk, x, slot, phase, ring, c)
+                if c.FORMAT < 4 and c.MULTIPLIERS == 1 and c.G > 2:
                     there = gl.where(block + 2 < blocks, count, 0)
-                    acc2, slot, phase = multiply_tiles(acc2, there, share, chunk, x, (slot, phase), ring, c)
+                    acc2, slot, phase = multiply_bytes(acc2, there, chunk, x, slot, phase, ring, c)
                     there = gl.where(block + 3 < blocks, count, 0)
-                    acc3, slot, phase = multiply_tiles(acc3, there, share, chunk, x, (slot, phase), ring, c)
+                    acc3, slot, phase = multiply_bytes(acc3, there, chunk, x, slot, phase, ring, c)
                 if chunk + 1 < chunks:
                     gl.thread_barrier()
                     mbarrier.arrive(activations.empty.index(place), count=1, pred=block + c.G >= blocks)
@@ -138,33 +141,6 @@ def skip_block(slot, phase, count, S: gl.constexpr):
 
 
 @gluon.jit
-def multiply_tiles(acc, count, share, chunk, x, at, ring, c):
-    """Do as multiply_bytes, for weights of the step's width. share: tiles of a chunk. at: slot and phase."""
-    slot, phase = at
-    if is_mixed(c.FORMAT):
-        TILES: gl.constexpr = c.PC // c.IMAGES
-        if share == TILES:
-            acc, slot, phase = multiply_bytes(acc, count, chunk, x, slot, phase, ring, c)
-        else:
-            acc = gl.where(chunk > 0, acc, 0.0)
-            for tile in range(count):
-                mbarrier.wait(ring.full.index(slot), phase)
-                if share == 2 * TILES:
-                    acc = add_wide_tile(acc, tile, x, slot, ring.places, c)
-                else:
-                    if c.IMAGES == 4:
-                        acc = add_half_tile(acc, tile, x, slot, ring.places, c)
-                fence_async_shared()  # as in kernel.multiply_held
-                gl.thread_barrier()
-                mbarrier.arrive(ring.empty.index(slot), count=1)
-                gl.thread_barrier()
-                slot, phase = next_slot(slot, phase, c.S)
-    else:
-        acc, slot, phase = multiply_bytes(acc, count, chunk, x, slot, phase, ring, c)
-    return acc, slot, phase
-
-
-@gluon.jit
 def multiply_bytes(acc, count, chunk, x, slot, phase, ring, c):
     """Add to acc the products of `count` tiles of a row block with one chunk of activations, in `parts_of` parts.
 
@@ -177,15 +153,9 @@ def multiply_bytes(acc, count, chunk, x, slot, phase, ring, c):
     # A narrow product is a chain of sums, each waiting for the one before: two chains overlap.
     other = gl.zeros_like(acc)
     NARROW: gl.constexpr = acc.shape[2] == 8
-    first = 0
-    if c.FORMAT > 3 and c.IMAGES < 4 and NARROW:
-        acc, slot, phase = add_pairs(acc, count, x, slot, phase, ring, c)
-        first = count // 2 * 2
-    for tile in range(first, count):
+    for tile in range(count):
         mbarrier.wait(ring.full.index(slot), phase)
-        if c.FORMAT > 3:
-            acc = add_group_tile(acc, tile, x, slot, ring.places, c)
-        elif c.FORMAT == 3:
+        if c.FORMAT == 3:
             acc, other = add_compact_tile((acc, other), tile, x, slot, ring.places, c)
         else:
             image = ring.places[0].index(slot)._reinterpret(gl.int32, [c.IMAGES * 64, 32], STORED)

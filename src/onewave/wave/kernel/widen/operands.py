@@ -1,0 +1,36 @@
+"""Operands of products of weights with a scale a group, and scales, as threads hold them. Constexprs: kernel.py."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def activations(x, acc):
+    """Load activations, [PARTS, N / PARTS, 64] in shared memory, as operand B of acc's product."""
+    return x.permute((0, 2, 1)).load(gl.DotOperandLayout(1, acc.type.layout, 2))
+
+
+@gluon.jit
+def operand(values, OPERAND: gl.constexpr, PARTS: gl.constexpr, DTYPE: gl.constexpr):
+    """Build one operand A of four values a word, int16 bits."""
+    PASSES: gl.constexpr = values[0].shape[0] // 16
+    EIGHTS: gl.constexpr = 2 if len(values[0].shape) == 3 else 4  # of columns, in a thread's words
+    # [columns, 16 rows, row in 8, pair of columns in 8, 8 columns, half of 16 rows, column of a pair]
+    a = gl.join(gl.join(values[0], values[1]), gl.join(values[2], values[3])).to(DTYPE, bitcast=True)
+    a = gl.reshape(a, [PASSES, 4, 8, 4, EIGHTS, 2, 2])
+    a = gl.reshape(gl.permute(a, (1, 5, 2, 0, 4, 3, 6)), [PARTS, 64 // PARTS, 8 * EIGHTS * PASSES])
+    return gl.convert_layout(a, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def scales_of(scales, acc):
+    """Load a scale for each row of A: float32 [PARTS, 64 / PARTS, 1], beside acc.
+
+    scales: float16 or float32 [4, 8, 2] in shared memory: 16 rows, row in 8, half of 16 rows.
+    """
+    PARTS: gl.constexpr = acc.shape[0]
+    ROWS: gl.constexpr = gl.SliceLayout(3, gl.BlockedLayout([1, 1, 2, 1], [1, 8, 1, 4], [4, 1, 1, 1], [3, 2, 1, 0]))
+    rows = gl.reshape(gl.permute(scales.load(ROWS).to(gl.float32), (0, 2, 1)), [PARTS, 64 // PARTS])
+    return gl.expand_dims(gl.convert_layout(rows, gl.SliceLayout(2, acc.type.layout), assert_trivial=True), 2)
