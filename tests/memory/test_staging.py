@@ -46,10 +46,18 @@ def test_blocks_of_another_shape_and_of_dropped_steps_go_back_to_the_pool(stagin
     kept = staging.copy([torch.arange(9)])
     assert pool.allocator.statistics().requested_bytes == 9 * 8
     event = Event()
-    staging.give(kept, event)
+    staging.clear([(kept, event)])
     assert staging.copy([torch.arange(9)])[0].data_ptr() != kept[0].data_ptr()
     event.done = True
     assert staging.copy([torch.arange(9)])[0].data_ptr() == kept[0].data_ptr()
+
+
+def test_an_end_leaves_nothing_in_use(staging):
+    staging, pool = staging
+    for number in range(3):
+        staging.give(staging.copy([torch.arange(8 + number)]))
+    staging.clear()
+    assert pool.allocator.statistics().used_bytes == 0
 
 
 def test_words_may_change_once_they_are_sent_and_their_block_is_another_s_once_they_are_there(staging, monkeypatch):

@@ -328,9 +328,8 @@ class Engine:
         for sample, sequence in waiting.items():
             if not sample.finished:
                 self._scheduler.add(sequence)
-        for step in self._in_flight:
-            if self._staging is not None:
-                self._staging.give(step.sampled.parts, step.ready)
+        if self._staging is not None:
+            self._staging.clear((step.sampled.parts, step.ready) for step in self._in_flight)
         self._in_flight.clear()
         self._rows = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -51,13 +51,16 @@ class Staging:
             host.copy_(part, non_blocking=True)
         return found
 
-    def give(self, copied: list[Tensor], after: Done | None = None) -> None:
-        """Take back what was copied: it was read or, with `after`, will not be."""
-        if after is None:
-            self._spare.append(copied)
-        else:
+    def give(self, copied: list[Tensor]) -> None:
+        """Take back what was copied, once it was read."""
+        self._spare.append(copied)
+
+    def clear(self, dropped: Iterable[tuple[list[Tensor], Done | None]] = ()) -> None:
+        """Give every block to the pool. dropped: what no one will read, with the events that end its copies."""
+        for copied, after in [*((spare, None) for spare in self._spare), *dropped]:
             for part in copied:
                 self._pool.give(part, after)
+        self._spare.clear()
 
 
 def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
