@@ -39,6 +39,22 @@ def test_what_the_cache_can_never_hold_is_refused_at_once_and_holds_nobody_up(ru
         assert request.samples[0].token_ids == alone[: len(request.samples[0].token_ids)]
 
 
+def test_samples_that_find_no_memory_in_one_pass_end_their_request_once_and_nothing_else() -> None:
+    class Small(FakeRunner):
+        def prefill(self, chunks: Sequence[PromptChunk], **asked: Any) -> Tensor:
+            if any(chunk.start > 0 for chunk in chunks):  # what samples of a request run beside the first one
+                raise CapacityError("prompt", got="does not fit")
+            return super().prefill(chunks, **asked)
+
+    engine = make_engine(Small())
+    several = engine.add(None, PROMPT * 4, SamplingParams(n=3, max_tokens=9, ignore_eos=True, seed=1))
+    other = engine.add(None, PROMPT, SamplingParams(max_tokens=9, ignore_eos=True, seed=2))
+    run_all(engine)
+    assert isinstance(several.failure, CapacityError)
+    assert other.failure is None
+    assert other.samples[0].token_ids == expected_tokens(PROMPT, other.params, stream_key(0, 2, 0))
+
+
 class Overflowing(FakeRunner):
     """From some length on, the logits of a sequence that begins with token 5 are no numbers."""
 

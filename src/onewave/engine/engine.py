@@ -351,8 +351,9 @@ class Engine:
             # Alone each takes less, and the one that does not fit is known.
             (first, _), *others = plan.chunks
             if others:
-                for chunk in plan.chunks:
-                    self._run_prompts(StepPlan(chunks=(chunk,)))
+                for sequence, count in plan.chunks:
+                    if sequence.slot is not None:  # its request may have ended with another sample
+                        self._run_prompts(StepPlan(chunks=((sequence, count),)))
             else:
                 self.abort(sample_of(first).request, without_frames(error))
             return
@@ -371,11 +372,7 @@ class Engine:
             look = partial(self._find_logprobs, first, wanted)
         logits = self._runner.prefill(chunks, each=look)
         # A sample that was preempted knows its first token.
-        begun = [
-            row
-            for row, (sequence, count) in enumerate(chosen)
-            if count == sequence.left and not sample_of(sequence).token_ids
-        ]
+        begun = [row for row, (s, count) in enumerate(chosen) if count == s.left and not sample_of(s).token_ids]
         sequences = [chosen[row][0] for row in begun]
         sampled = self._sample_first(sequences, logits if len(begun) == len(chosen) else logits[begun])
         self._scheduler.ran(plan)
