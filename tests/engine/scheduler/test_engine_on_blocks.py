@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -102,3 +104,42 @@ def test_without_prefix_caching_prompts_run_whole() -> None:
             run_all(engine)
         assert [each[0][1] for each in runner.passes] == [0, 16 if enabled else 0]
         assert len(events) == (2 if enabled else 0)
+
+
+class _Thirds:
+    """A form in which token n leaves n % 3 when divided by 3; it notices a token that comes twice or not at all."""
+
+    num_words, ended, failure = -(-VOCAB // 32), False, None
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def begin(self, *, may_end: bool) -> _Thirds:
+        return _Thirds()
+
+    def fill(self, words: np.ndarray) -> None:
+        words[:] = 0
+        for token in range(self.count % 3, VOCAB, 3):
+            words[token // 32] |= np.int32(np.uint32(1 << token % 32).view(np.int32))
+
+    def accept(self, token_id: int) -> None:
+        assert token_id % 3 == self.count % 3
+        self.count += 1
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_a_preempted_row_goes_on_in_its_form(run_ahead: int) -> None:
+    params = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.9, frequency_penalty=0.5)
+    found: list[list[list[int]]] = []
+    for num_blocks in (9, 100):
+        runner = FakeRunner(run_ahead=run_ahead, num_blocks=num_blocks, block_size=4)
+        engine = make_engine(runner)
+        form: Any = _Thirds()
+        requests = [
+            engine.add(None, [*PROMPT, i], replace(params, seed=i), grammar=form if i < 2 else None) for i in range(3)
+        ]
+        run_all(engine)
+        assert engine.load.num_preempted == 0 if num_blocks == 100 else engine.load.num_preempted > 0
+        assert all(request.failure is None for request in requests)
+        found.append([request.samples[0].token_ids for request in requests])
+    assert found[0] == found[1]
