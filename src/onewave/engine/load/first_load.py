@@ -10,6 +10,7 @@ Python, seconds of it each, so processes do that work for the threads.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
@@ -30,13 +31,14 @@ from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.ops.warm import side_by_side
 from onewave.wave.plan.program import WaveProgram
+from onewave.wave.weights.pack import WeightStream
 
 if TYPE_CHECKING:
     from onewave.gpu.prebuilt import Launch
 
 _log = logging.getLogger("onewave")
-# Planning, of the model and of one layer, the two kernels that take longest, and the others.
-_PROCESSES = 5
+# Planning, and compiling some forty kernels. More wait for the one that takes longest; fewer, for one another.
+_PROCESSES = max(5, min(12, os.cpu_count() or 1))
 # Making kernels ready. More wait for Python's lock; fewer, for one C compiler after the other.
 _THREADS = 16
 # Imported once, before there are several processes: what prompts' attention, the last to be compiled, needs.
@@ -141,14 +143,15 @@ def launches_of_load(config: ModelConfig, options: LoadOptions, program: WavePro
         sketches.compile_step(config, stream, batch=sequences)
         sketches.compile_packing(stream)
         model = sketches.PlainSketch(config, stream, max_model_len=min(options.positions(config), CHECKED_CAPACITY))
-        _run_plainly(model, sequences)
+        _run_plainly(model, stream, sequences)
         compile_kernels(config.vocab_size, device)
     return found
 
 
 @torch.inference_mode()
-def _run_plainly(model: Llama, sequences: int) -> None:
-    """Run what the self-check and a first prompt do, once of each kind."""
+def _run_plainly(model: Llama, stream: WeightStream, sequences: int) -> None:
+    """Run what the self-check and a first prompt do, once of each kind; the prompt with matrices that are kept
+    unpacked, and without."""
     lengths, device = checked_lengths(model.max_model_len, sequences), model.device
     kv = model.new_row_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY)
     for length in dict.fromkeys(lengths):
@@ -157,4 +160,5 @@ def _run_plainly(model: Llama, sequences: int) -> None:
     model.forward(Batch.decode(tokens, positions, torch.arange(sequences, device=device)), kv)
     passes = PromptPasses(model, kv, spare_slot=sequences, use_graphs=False)
     for length in dict.fromkeys((1, min(16, max(lengths)), max(lengths))) if model.packs_prompts else ():
-        passes.run([PromptChunk(0, [0] * length)])
+        for stream.keeping in (True, False):
+            passes.run([PromptChunk(0, [0] * length)])

@@ -56,6 +56,9 @@ class _NoWeights(WeightStream):
         blocks, tiles = -(-rows // self.shape.rows), -(-matrix.cols // self.shape.cols)
         return CompactMatrix(words, self.lists, place, self.scales, 0, 0, rows, blocks, tiles, listed=False)
 
+    def kept(self, matrix: StreamMatrix) -> torch.Tensor | None:
+        return torch.empty(matrix.shape, dtype=self.dtype, device=self.device) if self.keeping else None
+
     def _unpack(self, matrix: StreamMatrix, first: int, last: int, out: torch.Tensor) -> torch.Tensor:
         return out.view(matrix.count * (last - first), matrix.cols)
 
