@@ -62,6 +62,17 @@ class _Stream(SimpleNamespace):
     def wait_stream(self, other: object) -> None: ...
 
 
+class _Event(SimpleNamespace):
+    """What it marks is done at once."""
+
+    def record(self, stream: object = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
 @contextmanager
 def pretended_device(capability: tuple[int, int] = (9, 0), sms: int = base_device.H200_SMS) -> Generator[torch.device]:
     """Meanwhile this thread's tensors lie on a CUDA device of that capability and number of SMs."""
@@ -76,6 +87,7 @@ def pretended_device(capability: tuple[int, int] = (9, 0), sms: int = base_devic
         "device": lambda *_: nullcontext(),
         "synchronize": lambda *_: None,
         "Stream": _Stream,
+        "Event": _Event,
         "get_device_capability": lambda *_: capability,
         "get_device_name": lambda *_: "NVIDIA H200",
         "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=sms),
