@@ -105,7 +105,7 @@ def test_an_answer_that_is_stopped_stays_and_ends_on_the_server_too(
     monkeypatch.setattr(runner, "decode", decode)
     page = open_page(serving.url, {"max_tokens": "400"})
     say(page, LONG)
-    page.locator("#talk li.running .foot", has_text="tokens/s").wait_for()
+    page.locator("#talk li.running .foot", has_text="token").wait_for()
     if way == "button":
         page.get_by_role("button", name="Stop").click()
     else:

@@ -50,7 +50,7 @@ def test_each_load_has_its_latencies_in_table_ledger_and_picture(onewave, url, t
 )
 def test_every_kind_of_data_is_asked_and_every_answer_counted(url, data, level, requests, prompt):
     workload = Workload(NAME, data=data, input_len=9, output_len=6, shared_len=16, turns=3, vocab_size=200)
-    for limits, good in ((Limits(first=60.0), requests), (Limits(token=1e-9), 0)):
+    for limits, good in ((Limits(first=60.0), requests), (Limits(first=1e-9), 0)):
         result = asyncio.run(run_level(Endpoint.parse(url), workload, level, count=4, limits=limits))
         assert (len(result.answers), len(result.done), result.good) == (requests, requests, good)
         assert [answer.tokens for answer in result.answers] == [6] * requests

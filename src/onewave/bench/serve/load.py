@@ -223,8 +223,9 @@ def _take(answer: Answer, found: dict[str, Any], now: float) -> None:
         return
     for choice in found.get("choices", ()):
         delta: dict[str, Any] = choice.get("delta") or {"content": choice.get("text")}
-        # The first one in chat only names the role.
-        if any(delta.get(name) for name in _FIELDS_OF_TEXT) or choice.get("token_ids"):
+        # The first one in chat only names the role; tokens without a text show with the last one.
+        says = any(delta.get(name) for name in _FIELDS_OF_TEXT) or choice.get("token_ids")
+        if says or (choice.get("finish_reason") and not answer.times):
             answer.times.append(now)
             answer.text += delta.get("content") or ""
     if usage := found.get("usage"):

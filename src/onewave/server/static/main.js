@@ -33,7 +33,7 @@ function figures(said) {
   const found = [];
   if (said.stopped) found.push("stopped");
   if (said.reason === "length") found.push("cut off");
-  if (said.tokens) found.push(`${said.tokens} tokens`);
+  if (said.tokens) found.push(`${said.tokens} token${said.tokens === 1 ? "" : "s"}`);
   if (said.rate) found.push(`${said.rate.toFixed(1)} tokens/s`);
   if (said.first) found.push(`first after ${Math.round(said.first)} ms`);
   if (said.prompt) found.push(`prompt ${said.prompt}, ${said.cached ?? 0} cached`);
