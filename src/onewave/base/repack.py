@@ -19,11 +19,11 @@ def nearest_blocks(matrix: GroupedMatrix) -> QuantizedRows | None:
     if cols % BLOCK or group % BLOCK or matrix.minima is not None:
         return None
     blocks = cols // BLOCK
-    scales = np.repeat(matrix.scales.expand(), group // BLOCK, axis=1)
+    scales = np.repeat(matrix.scales.expand(), group // BLOCK, axis=1)[:, :blocks]
     codes = matrix.codes.reshape(rows, blocks, BLOCK)
     halves = scales.astype(np.float16)
     in_half = bool((halves.astype(np.float32) == scales).all())
-    zeros = None if matrix.zero_points is None else np.repeat(matrix.zero_points, group // BLOCK, axis=1)
+    zeros = None if matrix.zero_points is None else np.repeat(matrix.zero_points, group // BLOCK, axis=1)[:, :blocks]
     if form.code is Code.E4M3:
         kind, parts = "GF8", [_raw(scales), codes]
     elif form.bits == 4 and zeros is None and in_half:

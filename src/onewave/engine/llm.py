@@ -141,7 +141,7 @@ class LLM:
         # The tokenizer is built by another thread while the weights load.
         with warm_up(path, self.config, options) as warm, ThreadPoolExecutor(1) as thread:
             loading = thread.submit(find_tokenizer, tokenizer, location, settings)
-            network, wave = load(path, location, self.config, warm)
+            network, wave = load(path, location, self.config, warm.with_sample(loading))
             self._tokenizer, self._why_no_tokenizer = loading.result()
         self.runner = ModelRunner(
             network,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +14,10 @@ from torch import Tensor
 from kit.models.tiny_decoders import BASE, in_float32
 from onewave.base.weight_formats import ROUNDINGS, Rounding
 from onewave.engine.load.checkpoint import load_model, open_parts
+from onewave.engine.load.load import load
 from onewave.engine.load.options import LoadOptions
-from onewave.engine.load.rounded import round_weights
+from onewave.engine.load.rounded import pack_rounded, round_weights
+from onewave.engine.load.rounding_cost import divergence
 from onewave.engine.load.streamed import StreamedModel, stream_model
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
@@ -29,6 +33,7 @@ FAMILIES = {
     "tied tables": replace(BASE, tie_word_embeddings=True),
     "biases": replace(BASE, qkv_bias=True),
 }
+KEPT = {"int8": "G8", "fp8": "GF8", "int4": "Q4_0"}
 BOTH = pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=list(ROUNDINGS))
 
 
@@ -101,3 +106,38 @@ def test_a_stream_of_bytes_holds_half_of_what_16_bits_take() -> None:
     assert made.stream.images.nbytes * 2 == plain.stream_tiles * plain.shape.tile_bytes
     assert made.stream.scales is not None
     assert made.stream.scales.nbytes < made.stream.images.nbytes / 20
+
+
+@BOTH
+def test_a_cpu_keeps_the_rounded_model_as_blocks_of_the_same_values(rounding: Rounding) -> None:
+    how = LoadOptions(dtype=torch.float32, device=CPU, load_format="dummy", max_model_len=64)
+    blocks, dense = (load_model(LOCATION, BASE, how) for _ in range(2))
+    blocks.weights, dense.weights = pack_rounded(blocks.weights, rounding), round_weights(dense.weights, rounding)
+    for mine, plain in zip(blocks.weights.layers, dense.weights.layers, strict=True):
+        for name, kind in (("qkv", KEPT[rounding.name]), ("down", KEPT[rounding.name])):
+            packed = getattr(mine, name)
+            assert {piece.kind for piece in packed.pieces} == {kind}
+            assert torch.equal(packed.dequantize(), getattr(plain, name))
+    for mine, plain in zip(logits(blocks), logits(dense), strict=True):
+        assert (mine - plain).abs().max() <= 1e-4 * plain.abs().max()
+
+
+def test_the_cost_of_rounding_is_a_divergence_of_distributions() -> None:
+    before = torch.tensor([[0.0, 0.0], [2.0, -1.0]])
+    assert divergence(before, before + 3) < 1e-12
+    after = torch.tensor([[math.log(3.0), 0.0], [2.0, -1.0]])
+    expected = 0.5 * (math.log(0.5 / 0.75) + math.log(0.5 / 0.25)) / 2  # of two rows one moved
+    assert divergence(before, after) == pytest.approx(expected)
+
+
+@BOTH
+def test_a_load_says_what_rounding_costs(rounding: Rounding, caplog: pytest.LogCaptureFixture) -> None:
+    given = LoadOptions(dtype=torch.float32, device=CPU, load_format="dummy", max_model_len=64, weight_format=rounding)
+    load("eager", LOCATION, BASE, replace(given, sample=lambda: [5, 90, 3, 17, 44]))
+    (record,) = caplog.records
+    said = re.fullmatch(
+        rf"{rounding.name} weights: KL (\d\.\d{{4}}) nats a token to the model as stored, on 5 tokens of text",
+        record.getMessage(),
+    )
+    assert said
+    assert float(said[1]) < 0.1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -89,18 +89,28 @@ def _load_plain(location: ModelLocation, config: ModelConfig, options: LoadOptio
     with options.times.phase("weights"):
         found = load_model(location, config, options, packed=tiled and rounding is None)
     if rounding is not None:
-        from onewave.engine.load.rounded import round_weights, tile_weights
+        from onewave.engine.load.rounded import pack_rounded, round_weights
+        from onewave.engine.load.rounding_cost import divergence, sample_logits
 
-        name = str(options.dtype).removeprefix("torch.")
-        _log.warning("%s weights are kept in %s: only the wave holds them packed", rounding.name, name)
+        sample: Sequence[int] = () if options.sample is None else options.sample()
+        before = sample_logits(found, sample) if sample else None
+        if not tiled:
+            name = str(options.dtype).removeprefix("torch.")
+            _log.warning("%s weights are kept in %s: only the wave holds them packed", rounding.name, name)
         try:
-            found.weights = round_weights(found.weights, rounding)
-            if tiled:
-                found.weights = tile_weights(found.weights)
+            found.weights = (pack_rounded if tiled else round_weights)(found.weights, rounding)
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"weights of {location.name}",
                 got=f"rounding them does not fit on {options.device}",
                 next="Use a smaller model or dtype.",
             ) from error
+        if before is not None:
+            nats = divergence(before, sample_logits(found, sample))
+            _log.warning(
+                "%s weights: KL %.4f nats a token to the model as stored, on %d tokens of text",
+                rounding.name,
+                nats,
+                len(sample),
+            )
     return found

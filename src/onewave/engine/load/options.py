@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from onewave.engine.load.stopwatch import Stopwatch
 from onewave.models.config.model_config import ModelConfig
 
 if TYPE_CHECKING:
+    from onewave.base.errors import TokenizerError
+    from onewave.engine.text.tokenizer import Tokenizer
     from onewave.models.step_plan import StepPlan
 
 
@@ -31,7 +34,8 @@ class LoadOptions:
     weight_format: of the matrices; None: as they
     are. insists: on that format; otherwise weights that it can't hold stay as they are. plan: of the decode step;
     None: the wave's own. progress: draw a bar on stderr. compilers: the processes that `warm_up` has begun.
-    times: is told how long each phase takes.
+    times: is told how long each phase takes. sample: gives token ids of a small text, on which the cost of rounding is
+    measured; none: it is not.
     """
 
     dtype: torch.dtype
@@ -46,6 +50,7 @@ class LoadOptions:
     plan: StepPlan | None = None
     progress: bool = False
     compilers: ProcessPoolExecutor | None = None
+    sample: Callable[[], Sequence[int]] | None = None
     times: Stopwatch = field(default_factory=Stopwatch, compare=False)
 
     @property
@@ -62,6 +67,19 @@ class LoadOptions:
     def rounding(self) -> Rounding | None:
         """The weight format, if it rounds."""
         return self.weight_format if isinstance(self.weight_format, Rounding) else None
+
+    def with_sample(self, tokenizer: Future[tuple[Tokenizer | None, TokenizerError | None]]) -> LoadOptions:
+        """These options with a sample by a tokenizer that loads meanwhile, where weights are rounded."""
+        if self.rounding is None:
+            return self
+
+        def sample() -> Sequence[int]:
+            from onewave.engine.load.rounding_cost import TEXT
+
+            found = tokenizer.result()[0]
+            return [] if found is None else found.encode(TEXT)[: self.max_model_len]
+
+        return replace(self, sample=sample)
 
     def positions(self, config: ModelConfig) -> int:
         """Positions with rotary angles."""
