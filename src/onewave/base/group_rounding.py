@@ -6,6 +6,7 @@ float16 holds the others. Products of a group's numbers are summed in float32, t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,17 @@ class GroupedRows:
     scales: Tensor
     minima: Tensor | None
     row_scales: Tensor
+
+    def block(self, first: int, last: int) -> GroupedRows:
+        """Take rows first to last; beyond the end rows of zeros."""
+        missing = max(0, last - len(self.codes))
+
+        def cut(part: Tensor) -> Tensor:
+            own = part[first:last]
+            return torch.cat((own, own.new_zeros(missing, *own.shape[1:]))) if missing else own
+
+        minima = None if self.minima is None else cut(self.minima)
+        return GroupedRows(cut(self.codes), cut(self.scales), minima, cut(self.row_scales))
 
 
 def round_groups(rows: Tensor, rounding: GroupRounding) -> GroupedRows:
@@ -74,6 +86,35 @@ def _searched(groups: Tensor) -> Tensor:
         best, found = torch.where(chosen, better, best), torch.where(chosen, largest * (product / square), found)
     wrong = ~groups.isfinite().all(dim=2, keepdim=True)
     return torch.where(wrong, torch.nan, found).squeeze(2)
+
+
+def held_rows(codes: Tensor, scales: Tensor, minima: Tensor | None, number: torch.dtype) -> tuple[GroupedRows, Tensor]:
+    """Hold rows that are quantised already; also a flag, whether they are held exactly.
+
+    codes: uint8 [rows, cols]. scales, minima: float32 [rows, groups]. number: their dtype to be, float16|float32.
+    """
+    row_scales = _powers_of_two(scales if minima is None else scales.abs().maximum(minima.abs()))
+    narrow = (scales / row_scales[:, None]).to(number)
+    least = None if minima is None else (minima / row_scales[:, None]).to(number)
+    exact = (narrow.float() * row_scales[:, None] == scales).all()
+    if least is not None:
+        exact &= (least.float() * row_scales[:, None] == minima).all()
+    return GroupedRows(codes, narrow, least, row_scales), exact
+
+
+def stacked_rows(pieces: Sequence[GroupedRows], *, alternate: bool) -> GroupedRows:
+    """Put rows below one another, or row by row in turn."""
+
+    def put(parts: list[Tensor]) -> Tensor:
+        return torch.stack(parts, dim=1).flatten(0, 1) if alternate else torch.cat(parts)
+
+    minima = [piece.minima for piece in pieces if piece.minima is not None]
+    return GroupedRows(
+        put([piece.codes for piece in pieces]),
+        put([piece.scales for piece in pieces]),
+        put(minima) if minima else None,
+        put([piece.row_scales for piece in pieces]),
+    )
 
 
 def _sum(values: Tensor) -> Tensor:

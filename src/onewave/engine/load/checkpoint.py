@@ -31,6 +31,7 @@ from onewave.base.errors import (
     WeightsError,
     shown,
 )
+from onewave.base.grouped import GroupedMatrix, GroupFormat
 from onewave.base.quantized import QuantizedRows
 from onewave.base.repack import nearest_blocks
 from onewave.engine.load.options import LoadOptions
@@ -179,6 +180,7 @@ class ModelParts:
         # Rows to take, in order; None takes them as they are.
         self._q_rows = _half_split_rows(config, config.num_heads) if interleaved else None
         self._k_rows = _half_split_rows(config, config.num_kv_heads) if interleaved else None
+        self._group_formats: dict[str, GroupFormat | None] = {}
         # Tensors on the GPU, each with its lowest and highest weight there: reading those would wait for the GPU.
         self._unread: list[tuple[str, tuple[Tensor, Tensor]]] = []
 
@@ -199,6 +201,37 @@ class ModelParts:
         """Build one matrix of a layer: qkv, o, gate_up or down."""
         rows = (self._q_rows, self._k_rows, None) if name == "qkv" else (None, None, None)
         return self._matrix([self._layout.part(index, part) for part in _MATRICES[name]], rows)
+
+    def group_formats(self, index: int | None, name: str) -> list[GroupFormat | None]:
+        """The number format of each piece of a layer's matrix, or of the head's table (index None); None for one that
+        is not quantised in groups. One tensor of each of the file's types is read for it."""
+        for piece in self._pieces(index, name):
+            kind = self._store.tensors[piece].dtype
+            if kind not in self._group_formats:
+                matrix = self._store.load_grouped(piece)
+                found = matrix is not None and matrix.columns is None
+                self._group_formats[kind] = matrix.format if matrix is not None and found else None
+        return [self._group_formats[self._store.tensors[piece].dtype] for piece in self._pieces(index, name)]
+
+    def grouped(self, index: int | None, name: str) -> list[GroupedMatrix]:
+        """Read the pieces of a matrix, quantised as they are, with their rows in the decoder's order."""
+        rows = (self._q_rows, self._k_rows, None) if name == "qkv" else (None, None)
+        found: list[GroupedMatrix] = []
+        for piece, order in zip(self._pieces(index, name), rows, strict=False):
+            matrix = self._store.load_grouped(piece)
+            if matrix is None or not bool(np.isfinite(matrix.scales.base).all()):
+                self._refuse(piece, "scales that are no finite numbers", "finite weights")
+            found.append(matrix if order is None else matrix.select(order))
+        return found
+
+    def head_table(self) -> LinearWeight:
+        """Build the head, which may be the embedding's table."""
+        return self._matrix(self._pieces(None, "head"))
+
+    def _pieces(self, index: int | None, name: str) -> list[str]:
+        if index is None:
+            return self._tables[:1] if self.tied else [self._layout.head]
+        return [self._layout.part(index, part) for part in _MATRICES[name]]
 
     def vectors(self, index: int) -> dict[str, Any]:
         """Build what a layer has beside its matrices: norms and biases by their names in LayerWeights."""

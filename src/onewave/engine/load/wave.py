@@ -11,8 +11,10 @@ from dataclasses import replace
 import torch
 
 from onewave.base.errors import OutOfReachError, UnsupportedError
+from onewave.base.weight_formats import COMPACT, MixedFormat
 from onewave.engine.load.checkpoint import open_parts
 from onewave.engine.load.first_load import plan_and_compile
+from onewave.engine.load.kept import kept_format, stream_kept
 from onewave.engine.load.load import in_short
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import load_program, program_path, save_program
@@ -38,6 +40,13 @@ def load_wave(location: ModelLocation, config: ModelConfig, options: LoadOptions
     check_suited(config, options.dtype, options.device, options.max_num_seqs)
     # Kernels are launched on the current device, which need not be the model's.
     with torch.cuda.device(options.device) if options.device.type == "cuda" else nullcontext():
+        kept = _kept(location, config, options)
+        if kept is not None:
+            try:
+                return _load_wave(location, config, replace(options, weight_format=kept))
+            except OutOfReachError as error:
+                _log.warning("quantised weights are dequantised: %s", in_short(error))
+            gc.collect()
         try:
             return _load_wave(location, config, options)
         except OutOfReachError as error:
@@ -61,7 +70,18 @@ def load_streamed(
     with options.times.phase("program and kernels"):
         program = _program(config, options)
     with options.times.phase("weights"), open_parts(location, config, options) as parts:
-        return stream_model(parts, config, program, options, report=report)
+        if not isinstance(options.weight_format, MixedFormat):
+            return stream_model(parts, config, program, options, report=report)
+        stream = WeightStream(program, options.dtype, options.device, options.weight_format)
+        return StreamedModel(stream_kept(parts, config, stream, options.positions(config), report), stream)
+
+
+def _kept(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> MixedFormat | None:
+    """The form in which a quantised checkpoint's matrices stay as they are, where nothing else is asked for."""
+    if options.weight_format is not COMPACT or options.insists or options.plan is not None:
+        return None
+    with open_parts(location, config, options) as parts:
+        return kept_format(parts, config, batch=options.max_num_seqs)
 
 
 def _load_wave(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> tuple[Llama, WaveDecoder]:
@@ -73,7 +93,7 @@ def _load_wave(location: ModelLocation, config: ModelConfig, options: LoadOption
         with options.times.phase("self-check"):
             wave = WaveDecoder(made.model, options.max_num_seqs, stream=made.stream)
     # Not rounded ones, which are there to save memory.
-    if options.rounding is None and _has_room(made.stream):
+    if options.rounding is None and not options.widths and _has_room(made.stream):
         made.stream.keep()
     return made.model, wave
 

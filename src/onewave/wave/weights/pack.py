@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
+from onewave.base.group_rounding import GroupedRows
 from onewave.base.weight_formats import COMPACT, WeightFormat
 from onewave.wave.plan.layout import LIST_WORDS, TILE_VALUES
 from onewave.wave.plan.program import WaveProgram
@@ -141,6 +142,32 @@ class WeightStream:
             high = min(blocks, low + step)
             self._put_blocks(name, weight, places[low * tiles : high * tiles].long(), low, high)
         return blocks * tiles
+
+    def put_rows(self, name: str, rows: GroupedRows) -> int:
+        """Pack a matrix that is quantised already, in the form of its width; see `put`."""
+        form, height = self.format_of(name), self.shape.rows
+        start, blocks, tiles = self._grids[name]
+        if (blocks, tiles) != (-(-len(rows.codes) // height), -(-rows.codes.shape[1] // form.shape.cols)):
+            got = " x ".join(map(str, rows.codes.shape))
+            raise ShapeError(f"weight {name!r}", got=got, allowed=f"{blocks} x {tiles} tiles")
+        step = max(1, _WORKING_BYTES // (form.working_bytes * TILE_VALUES * form.shape.images * tiles))
+        for low in range(0, blocks, step):
+            high = min(blocks, low + step)
+            places = self._places[start + low * tiles : start + high * tiles].long()
+            made, into = form.pack_groups(rows.block(low * height, high * height)), self._tiles(name)
+            assert made.scales is not None
+            assert into.scales is not None
+            into.images.index_copy_(0, places, made.images)
+            into.scales[low * height : high * height] = made.scales
+        return blocks * tiles
+
+    def rows_differ(self, name: str, rows: GroupedRows) -> Tensor:
+        """Check whether what put_rows packed reads back differently; see `differs`."""
+        form, height, cols = self.format_of(name), self.shape.rows, rows.codes.shape[1]
+        _, blocks, _ = self._grids[name]
+        runs = [(block, block + 1) for block in sorted({0, blocks // 2, blocks - 1})]
+        expected = torch.cat([form.restore_groups(rows.block(low * height, high * height)) for low, high in runs])
+        return (self._read_runs(name, cols, runs) != expected).any()
 
     def format_of(self, name: str) -> TileFormat:
         """How a matrix lies in the stream."""

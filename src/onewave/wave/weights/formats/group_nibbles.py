@@ -56,10 +56,13 @@ class NibbleTiles(TileFormat):
         return GroupedRows(codes, found[0], found[1] if self._rounding.minima else None, tiles.scales)
 
     def restore(self, tiles: Tiles, cols: int) -> Tensor:
-        return restore_groups(self.groups_of(tiles, cols), self._rounding.group, self.dtype)
+        return self.restore_groups(self.groups_of(tiles, cols))
+
+    def restore_groups(self, rows: GroupedRows) -> Tensor:
+        return restore_groups(rows, self._rounding.group, self.dtype)
 
     def expected(self, rows: Tensor) -> Tensor:
-        return restore_groups(round_groups(rows, self._rounding), self._rounding.group, self.dtype)
+        return self.restore_groups(round_groups(rows, self._rounding))
 
     def unpack(self, tiles: Tiles, places: Tensor, part: UnpackedRows) -> None:
         from onewave.wave.weights.pack_impl import unpack_nibbles

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from onewave.base.group_rounding import GroupedRows
 from onewave.base.weight_formats import WeightFormat
 from onewave.wave.plan.layout import TileShape
 
@@ -52,6 +53,14 @@ class TileFormat(ABC):
     @abstractmethod
     def restore(self, tiles: Tiles, cols: int) -> Tensor:
         """Undo pack: [blocks * shape.rows, cols] of dtype."""
+
+    def pack_groups(self, rows: GroupedRows) -> Tiles:
+        """Lay out rows that are quantised already, as `pack` does; of formats with a scale a group."""
+        raise NotImplementedError(type(self).__name__)
+
+    def restore_groups(self, rows: GroupedRows) -> Tensor:
+        """Dequantise such rows as `restore` does."""
+        raise NotImplementedError(type(self).__name__)
 
     def expected(self, rows: Tensor) -> Tensor:
         """Return what `restore` is to make of packed rows, found without a tile."""

@@ -50,10 +50,13 @@ class WideTiles(TileFormat):
         codes = rows_of(tiles.images[:, :values].reshape(-1, TILE_VALUES)[:, at], cols, self.shape)
         numbers = tiles.images[:, values:].reshape(-1, 1, self.shape.tile_bytes // self.shape.images - TILE_VALUES)
         scales = numbers_of(numbers.contiguous().view(self._number)[:, 0], cols, self._group, self.shape)
-        return restore_groups(GroupedRows(codes, scales, None, tiles.scales), self._group, self.dtype, zero=128)
+        return self.restore_groups(GroupedRows(codes, scales, None, tiles.scales))
+
+    def restore_groups(self, rows: GroupedRows) -> Tensor:
+        return restore_groups(rows, self._group, self.dtype, zero=128)
 
     def expected(self, rows: Tensor) -> Tensor:
-        return restore_groups(round_bytes(rows, self._group, self._number), self._group, self.dtype, zero=128)
+        return self.restore_groups(round_bytes(rows, self._group, self._number))
 
     def unpack(self, tiles: Tiles, places: Tensor, part: UnpackedRows) -> None:
         from onewave.wave.weights.pack_impl import unpack_wide

@@ -1,0 +1,116 @@
+"""Quantised checkpoints in a wave's stream in their own bits: the values of the file, in plain operators and in the
+kernel's own source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kit.models import plain_wave
+from kit.models.plain_wave import how
+from kit.models.tiny_gguf import write_gguf
+from kit.numpy_gpu.simulated_wave import LONG
+from onewave.base.weight_formats import COMPACT, NIBBLES, MixedFormat
+from onewave.engine.load.checkpoint import load_model, open_parts
+from onewave.engine.load.kept import kept_format, stream_kept
+from onewave.engine.load.options import LoadOptions
+from onewave.engine.load.wave import load_wave
+from onewave.models.batch import Batch
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.llama import Llama
+from onewave.models.llama_plan import plan_decode
+from onewave.wave.weights.pack import StreamMatrix, WeightStream
+from onewave.weights.fetch.sources import ModelLocation
+
+planned = plain_wave.planned  # a fixture
+CPU = torch.device("cpu")
+CONFIG = replace(LONG, hidden_size=256, intermediate_size=512, vocab_size=131, max_position=64)
+
+
+def written(path: Path, config: ModelConfig, types: dict[str, str]) -> ModelLocation:
+    """A GGUF file of random weights, each tensor in the type that its last part asks for."""
+    dice, hidden, inner = np.random.default_rng(0), config.hidden_size, config.intermediate_size
+    width, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes = {
+        "attn_q": (width, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden), "attn_output": (hidden, width),
+        "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner),
+    }  # fmt: skip
+
+    def values(*shape: int) -> np.ndarray:
+        return (dice.standard_normal(shape) / 16).astype(np.float32)
+
+    tensors = {"token_embd.weight": (values(config.vocab_size, hidden), types.get("token_embd", "F16"))}
+    tensors["output.weight"] = (values(config.vocab_size, hidden), types.get("output", "F16"))
+    tensors["output_norm.weight"] = (1 + values(hidden), "F32")
+    for layer in range(config.num_layers):
+        for name, shape in shapes.items():
+            tensors[f"blk.{layer}.{name}.weight"] = (values(*shape), types.get(name, types["other"]))
+        for name in ("attn_norm", "ffn_norm"):
+            tensors[f"blk.{layer}.{name}.weight"] = (1 + values(hidden), "F32")
+    write_gguf(path, "llama", {}, tensors)
+    return ModelLocation("gguf", path, "tiny")
+
+
+def logits(model: Llama) -> list[Tensor]:
+    kv = model.new_cache(num_slots=2, capacity=64)
+    found = [model.forward(Batch.prefill([(0, [5, 90, 3, 17, 44], 0)], CPU), kv)]
+    return [*found, model.forward(Batch.decode(*torch.tensor([[7, 9], [5, 0], [0, 1]])), kv)]
+
+
+def kept(location: ModelLocation, options: LoadOptions) -> tuple[Llama, MixedFormat]:
+    batch = options.max_num_seqs
+    with open_parts(location, CONFIG, options) as parts:
+        form = kept_format(parts, CONFIG, batch=batch)
+        assert form is not None
+        given = {"weight_bytes": form.weight_bytes, "widths": form.widths}
+        program = plan_decode(CONFIG, batch=batch, workers=3, **given).program
+        stream = WeightStream(program, options.dtype, CPU, form)
+        return stream_kept(parts, CONFIG, stream, 64), form
+
+
+@pytest.mark.parametrize(
+    ("types", "widths", "minima"),
+    [
+        ({"other": "Q4_1", "output": "Q8_0"}, {"head": 2}, True),
+        ({"other": "Q4_0", "attn_v": "Q5_0", "output": "Q4_0"}, {"qkv0": 2}, True),
+        ({"other": "Q4_0", "ffn_down": "F16", "output": "Q8_0"}, {"down0": 4, "head": 2}, True),
+    ],
+    ids=["Q4_1", "Q4_0 with Q5_0", "Q4_0 with 16 bits and Q8_0"],
+)
+def test_a_quantised_file_gives_the_bits_of_its_dequantised_values(
+    types: dict[str, str], widths: dict[str, int], minima: bool, tmp_path: Path
+) -> None:
+    location = written(tmp_path / "tiny.gguf", CONFIG, types)
+    options = LoadOptions(dtype=torch.float16, device=CPU, max_num_seqs=4, max_model_len=64)
+    model, form = kept(location, options)
+    assert form.nibbles is NIBBLES[32, minima]
+    assert dict(form.widths) == widths
+    whole = load_model(location, CONFIG, options)
+    assert all(torch.equal(a, b) for a, b in zip(logits(model), logits(whole), strict=True))
+
+
+def test_a_file_without_four_bits_is_dequantised(tmp_path: Path) -> None:
+    options = LoadOptions(dtype=torch.float16, device=CPU, max_num_seqs=1, max_model_len=64)
+    for number, kind in enumerate(("F16", "Q8_0", "Q5_1")):
+        location = written(tmp_path / f"{number}.gguf", CONFIG, {"other": kind})
+        with open_parts(location, CONFIG, options) as parts:
+            assert kept_format(parts, CONFIG, batch=1) is None
+
+
+def test_the_wave_takes_a_quantised_file_as_it_is_unless_something_else_is_asked_for(
+    planned: list[Any], tmp_path: Path
+) -> None:
+    location = written(tmp_path / "tiny.gguf", CONFIG, {"other": "Q4_1", "output": "Q8_0"})
+    given = {"dtype": torch.bfloat16, "load_format": "auto"}
+    for weight_format in (COMPACT, None):
+        model, wave = load_wave(location, CONFIG, how(tmp_path, weight_format=weight_format, **given))
+        assert wave.stream is not None
+        assert wave.stream.gains_apart is (weight_format is COMPACT)
+        assert isinstance(model.weights.head, StreamMatrix)
+    assert [isinstance(form, MixedFormat) for form in planned] == [True, False]
