@@ -78,17 +78,21 @@ def test_a_client_that_goes_frees_its_slots_after_the_step_under_way(
 def test_a_step_that_raises_ends_its_requests_with_the_reason_and_the_next_one_is_answered(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, left = Engine._step, [5]  # type: ignore[attr-defined]
+    real, left, begun = Engine._step, [5], threading.Event()  # type: ignore[attr-defined]
 
     def failing(engine: Engine) -> bool:
         left[0] -= 1
         if left[0] == 0:
+            assert begun.wait(60)
             raise RuntimeError("the device fell off")
         return real(engine)
 
     monkeypatch.setattr(Engine, "_step", failing)
+    lines: list[str] = []
     with httpx.stream("POST", serving.url + CHAT, json={**BODY, "stream": True}, timeout=60) as answer:
-        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+        for line in answer.iter_lines():
+            begun.set()
+            lines += [line.removeprefix("data: ")] if line else []
     error, reason = json.loads(lines[-2])["error"], "a step of this request failed: RuntimeError: the device fell off"
     assert (error["type"], error["message"], lines[-1]) == ("server_error", reason, "[DONE]")
     left[0] = 1
