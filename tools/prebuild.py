@@ -75,13 +75,15 @@ def launches(loads: int | None = None) -> dict[str, Launch]:
     """
     found: dict[str, Launch] = {}
     known: set[str] = set()
-    for name, launch in chain(_products(torch.bfloat16), _loads(loads), _prompts(loads), _attention()):
+    for name, launch in chain(_products(torch.bfloat16), _attention(), _loads(loads), _prompts(loads)):
         hash_in_order(launch.function)
         key = key_of(*compiled_from(launch, TARGET), TARGET)
         if key not in known:
-            assert name not in found, name
             known.add(key)
-            found[name] = launch
+            unused, at = name, 2
+            while unused in found:
+                unused, at = f"{name}-{at}", at + 1
+            found[unused] = launch
     return found
 
 
@@ -163,22 +165,22 @@ def _products(dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
             yield name + kind, made[0]
 
 
-def _loads(count: int | None) -> Iterator[tuple[str, Launch]]:
+def _loads(limit: int | None) -> Iterator[tuple[str, Launch]]:
     """What loading each built-in model launches, for so many sequences and in each format; of the first ones alone."""
-    for model, sequences, kept in islice(product(MODELS, BATCHES, _FORMATS), count):
+    for model, sequences, kept in islice(product(MODELS, BATCHES, _FORMATS), limit):
         config, options = builtin_config(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=kept)
         program = load_program(place_of((model, sequences, kept.weight_bytes))[0])
         with pretended_device():
             made = launches_of_load(config, options, program)
-        for number, launch in enumerate(made):
+        for launch in made:
             kernel = launch.function.__name__
             archive = f"wave-{model}" if kernel == "wave_kernel" else f"load-{folder_of(launch.function).parent.name}"
-            yield f"{archive}/{kernel}-{model}-{sequences}-{kept.name}-{number}", launch
+            yield f"{archive}/{kernel}-{model}-{sequences}-{kept.name}", launch
 
 
-def _prompts(count: int | None) -> Iterator[tuple[str, Launch]]:
+def _prompts(limit: int | None) -> Iterator[tuple[str, Launch]]:
     """The products of each built-in model's prompts with a compact stream, in all sizes of passes."""
-    for model, sequences in islice(product(MODELS, BATCHES), count):
+    for model, sequences in islice(product(MODELS, BATCHES), limit):
         config, options = builtin_config(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=COMPACT)
         program = load_program(place_of((model, sequences, COMPACT.weight_bytes))[0])
         with pretended_device(), launches_nowhere() as made:
@@ -189,8 +191,8 @@ def _prompts(count: int | None) -> Iterator[tuple[str, Launch]]:
                 linear_swiglu(x, matrix) if matrix.count > 1 else linear(x, matrix)
             x = torch.empty(MAX_SEQUENCES, config.hidden_size, dtype=torch.bfloat16)
             linear(x, stream.matrix("head", config.vocab_size, config.hidden_size), out_dtype=torch.float32)
-        for number, launch in enumerate(made):
-            yield f"compact-bfloat16/{model}-{sequences}-{number}", launch
+        for launch in made:
+            yield f"compact-bfloat16/{model}-{sequences}", launch
 
 
 def build(name: str) -> tuple[bytes, dict[str, Any]]:
@@ -261,13 +263,14 @@ def _kept(folder: Path) -> dict[str, tuple[bytes, dict[str, Any]]]:
 def rekey(folder: Path) -> int:
     """Write today's keys into the index and keep the binaries. Returns the number of kernels.
 
-    Raises SystemExit if the kernels' names differ, or if a binary of the sample differs from the one kept.
+    Raises SystemExit if one of those kept is no more, or if a binary of the sample differs from the one kept.
     """
     index = json.loads((folder / INDEX).read_text())
     kept = index["kernels"]
     own = {name: launch for name, launch in launches().items() if folder_of(launch.function) == folder}
-    if [*kept] != [*own]:
+    if not set(kept) <= set(own):
         raise SystemExit("other kernels than those kept: run make kernels")
+    own = {name: launch for name, launch in own.items() if name in kept}
     sample = {(archive_of(name), launch.function.__name__): name for name, launch in own.items()}
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         for name, (binary, _) in zip(sample.values(), pool.map(build, sample.values()), strict=True):

@@ -18,7 +18,7 @@ COMPILED = (
     "attention-64-bfloat16/full",
     "attention-128-float8_e4m3fn/causal",
     "linear-bfloat16/1x64-16",
-    "load-ops/rms_norm_kernel-llama-3.1-8b-1-compact-14",
+    "load-ops/rms_norm_kernel-llama-3.1-8b-1-compact",
 )
 
 
