@@ -8,6 +8,7 @@ program in hundredths of a second instead of planning it for several seconds.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -57,7 +58,7 @@ def main() -> None:
     wanted = {place_of(step)[0].name: step for step in steps()}
     missing = [step for name, step in wanted.items() if not (SHIPPED / name).exists()]
     SHIPPED.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=SHIPPED.parent) as work, ProcessPoolExecutor(os.cpu_count()) as pool:
+    with tempfile.TemporaryDirectory() as work, ProcessPoolExecutor(os.cpu_count()) as pool:
         made = [pool.submit(plan_into, Path(work), step) for step in missing]
         total = sum(each.result() for each in made)
         # All at once and at the end: whoever interrupts this keeps what there was.
@@ -65,7 +66,7 @@ def main() -> None:
             if old.name not in wanted:
                 old.unlink()
         for new in Path(work).iterdir():
-            new.rename(SHIPPED / new.name)
+            shutil.move(new, SHIPPED / new.name)
     print(f"{len(missing)} of {len(wanted)} programs planned, {total:,} bytes")
 
 
