@@ -183,6 +183,12 @@ def test_a_choice_is_taken_letter_by_letter(text: str) -> None:
     assert allowed({"choice": [text, "other"]}, text) == {256}
 
 
+def test_there_may_be_thousands_of_choices_and_one_may_begin_another() -> None:
+    choices = [str(number) for number in range(20_000)]
+    assert allowed({"choice": choices}, "1999") == {256, *b"0123456789"}
+    assert allowed({"choice": choices}, "2000") == {256}
+
+
 def test_without_llguidance_or_bytes_the_error_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     none: Any = SimpleNamespace(pieces=None)
     with pytest.raises(UnsupportedError, match="do not spell bytes"):

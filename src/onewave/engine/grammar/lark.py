@@ -32,7 +32,8 @@ def rules_of(form: StructuredOutputsParams, name: str) -> str:
     if form.regex is not None:
         return f"{name}: /{library().regex_to_lark(form.regex, use_ascii='')}/\n"
     if form.choice is not None:
-        return f"{name}: {' | '.join(map(literal, form.choice))}\n"
+        one = f"{name.upper()}_CHOICE"  # one lexeme: as alternatives of a rule they would be at most 2,000
+        return f"{name}: {one}\n{one}: {' | '.join(map(literal, form.choice))}\n"
     if form.grammar is not None:
         return f"{name}: %lark {{\n{as_lark(form.grammar)}\n}}\n"
     schema: dict[str, Any] = json.loads(_ANY_OBJECT if form.json is None else str(form.json))
