@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,8 @@ def test_text_that_is_not_unicode_is_refused() -> None:
     tokenizer = build(TINY["gpt-2"])
     with pytest.raises(InvalidArgumentError, match="a lone surrogate"):
         tokenizer.encode("\ud800")
+    with pytest.raises(InvalidArgumentError, match="a lone surrogate"):
+        tokenizer.encode("a" * 20_000 + "\ud800")
     with pytest.raises(InvalidArgumentError, match="int; allowed: str"):
         tokenizer.encode(5)  # pyright: ignore[reportArgumentType]
 
@@ -338,3 +341,15 @@ def test_control_tokens_are_hidden_and_shown_on_request() -> None:
     ids = tokenizer.encode(f"a{CONTROL_TOKENS[3]}b")
     assert tokenizer.decode(ids) == "ab"
     assert tokenizer.decode(ids, skip_special_tokens=False) == f"a{CONTROL_TOKENS[3]}b"
+
+
+def test_a_long_text_is_encoded_while_other_threads_run(smollm2: Tokenizer) -> None:
+    text = "one two three " * 40_000
+    expected = smollm2.encode("one two three ")[:-1]
+    with ThreadPoolExecutor(1) as pool:
+        encoding, beats = pool.submit(smollm2.encode, text), 0
+        while not encoding.done():
+            time.sleep(0.005)
+            beats += 1
+    assert encoding.result()[: len(expected)] == expected
+    assert beats > 5  # 1 where the encoding keeps the interpreter

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from onewave.weights.fetch.sources import ModelLocation
 
 _CALLERS_TEMPLATES = 8
+# Characters from which on an encoding takes longer than other threads are to wait, some milliseconds.
+_LONG_TEXT = 10_000
 # Of transformers' apply_chat_template, what shapes a batch of tensors.
 _NOT_APPLIED = ("padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask")
 
@@ -99,7 +101,7 @@ class Tokenizer:
             raise _not_text(text) from error
 
     def _encode(self, text: str, add_special_tokens: bool, allow_special: bool) -> list[int]:
-        ids = self._backend.encode(text, add_special_tokens=False).ids if allow_special else self.encode_plain(text)
+        ids = encoding_of(self._backend, text).ids if allow_special else self.encode_plain(text)
         if not add_special_tokens:
             return ids
         prefix, suffix = self._around
@@ -108,7 +110,7 @@ class Tokenizer:
     def encode_whole(self, text: str) -> Encoding:
         """A text's ids and where they come from, with control tokens read as such and nothing put around it."""
         with backend_call(self._parts.file, "encoding text", callers=(TypeError, UnicodeError)):
-            return self._backend.encode(text, add_special_tokens=False)
+            return encoding_of(self._backend, text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD, ids without a token (padding rows) no text.
@@ -324,7 +326,7 @@ class Tokenizer:
         if not text:
             return []
         with backend_call(self._parts.file, "encoding text", callers=(TypeError, UnicodeError)):
-            ids = self._text_backend(tags, at_start).encode(text, add_special_tokens=False).ids
+            ids = encoding_of(self._text_backend(tags, at_start), text).ids
             forged = self.control_ids | tags
             if forged.isdisjoint(ids):
                 return ids
@@ -352,6 +354,14 @@ class Tokenizer:
             if forged.isdisjoint(ids):
                 return ids
         return []
+
+
+def encoding_of(backend: Backend, text: str) -> Encoding:
+    """A text's encoding with nothing put around it. Of a long text, other threads run meanwhile: the backend's encode
+    keeps the interpreter for itself, its encode_batch does not."""
+    if len(text) <= _LONG_TEXT:
+        return backend.encode(text, add_special_tokens=False)
+    return backend.encode_batch([text], add_special_tokens=False)[0]
 
 
 def _missing(prefix: Sequence[int], ids: Sequence[int]) -> Sequence[int]:
