@@ -20,7 +20,7 @@ REGISTERS_AT_START, REGISTERS_OF_TWO = 128, 96
 
 
 def in_16_bits(name: str) -> bool:
-    return not any(word in name for word in ("int8", "fp8", "compact"))
+    return not any(word in name for word in ("int4", "int8", "fp8", "compact"))
 
 
 @pytest.mark.parametrize("name", WAVE)

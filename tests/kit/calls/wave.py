@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kit.calls.call import Call, empty
-from onewave.base.weight_formats import COMPACT, ROUNDINGS
+from onewave.base.weight_formats import COMPACT, NIBBLES, ROUNDINGS, mixed
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.sketches import blank_stream, compile_packing, one_layer, sketch
 from onewave.memory.kv_cache import KVCache
@@ -18,12 +18,15 @@ from onewave.models.decode_wave import DecodeWave
 from onewave.ops.ffn.op import pack_ffn
 from onewave.ops.ffn.wave.launch import PackedFFN, Packing
 
-FORMATS = {"": None, **ROUNDINGS, "compact": COMPACT}
+FORMATS = {
+    "": None, **ROUNDINGS, "compact": COMPACT, "int4 g32 minima": NIBBLES[32, True],
+    "int4 mixed": mixed(NIBBLES[32, True], {"head": 2, "down0": 4}),
+}  # fmt: skip
 _DEVICE = torch.device("cuda", 0)
 _CAPACITY = 512
 # No constant depends on how many there are, and fewer are planned for sooner.
 _SMS = 16
-_PACKERS = ("_bases_kernel", "_pack_kernel", "_unpack_kernel", "_unpack_bytes_kernel")
+_PACKERS = ("_bases_kernel", "_pack_kernel", "_unpack_kernel", "_unpack_bytes_kernel", "_unpack_groups_kernel")
 
 
 def _config(hidden: int, inner: int, heads: int, kv_heads: int, head_dim: int, **others: Any) -> ModelConfig:
@@ -159,6 +162,13 @@ STEPS = {
     "360M 1 row fp8 fp16": _step("360M", 1, weights="fp8", dtype=torch.float16),
     "8B 1 row fp8": _step("8B", 1, weights="fp8"),
     "1B norms 16 rows fp8": _step("1B norms", 16, weights="fp8"),
+    "1B 1 row int4": _step("1B", 1, weights="int4"),
+    "8B 1 row int4": _step("8B", 1, weights="int4"),
+    "8B 2 rows int4 fp16": _step("8B", 2, weights="int4", dtype=torch.float16),
+    "8B 8 rows int4 pages of 64": _step("8B", 8, weights="int4", page=64),
+    "1B norms 16 rows int4": _step("1B norms", 16, weights="int4"),
+    "8B 4 rows int4 g32 minima": _step("8B", 4, weights="int4 g32 minima"),
+    "8B 8 rows int4 mixed": _step("8B", 8, weights="int4 mixed"),
 } | {
     f"{name} compact{end}": _step(model, batch, weights="compact", **options)
     for name, end, model, batch, options in (
