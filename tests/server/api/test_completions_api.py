@@ -74,7 +74,7 @@ def test_a_prompt_that_ends_within_a_character_leaks_nothing_into_the_first_delt
 
 
 def test_a_character_of_several_tokens_is_sent_once_and_whole(serving: Serving) -> None:
-    text = "日本語 e\u0301😀👩‍🚀!"
+    text = "日本語 e\u0301😀👩‍🚀!\u2028\x85."
     body = {**ASKED, "max_tokens": 80, "ignore_eos": False, "guided_choice": [text]}
     assert texts(serving, **body) == [text]
     deltas = [c["text"] for chunk in serving.events(PATH, body) for c in chunk["choices"]]

@@ -24,12 +24,16 @@ _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
 _log = logging.getLogger("onewave.server")
+_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 DONE = b"data: [DONE]\n\n"
 
 
 def to_json(value: Any) -> bytes:
-    """As compact JSON in UTF-8."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    """As compact JSON in UTF-8, on one line even for clients that end lines at U+0085, U+2028 and U+2029."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if not text.isascii():
+        text = text.translate(_LINE_ENDS)
+    return text.encode("utf-8", "replace")
 
 
 def event(value: Any, name: str | None = None) -> bytes:
