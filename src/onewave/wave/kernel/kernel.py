@@ -30,7 +30,7 @@ Roofline: device memory bandwidth. A launch reads the weights once and each cach
 
 constexpr    meaning [unit] (allowed values)
 DTYPE        of activations and 16-bit weights (bfloat16, float16)
-FORMAT       of weights (0: DTYPE, 1: int8, 2: fp8 e4m3, 3: compact, from 4 on: four bits; base/weight_formats.py)
+FORMAT       of weights (0: DTYPE, 1: int8, 2: fp8 e4m3, 3: compact, from 4 on: four bits, from 16 on: also 8 and 16)
 IMAGES       operands A [64, 128] in a tile, side by side (1; 2 for one-byte and compact weights; 4 for four bits)
 NB           sequences, padded (1 to 64, a power of two; R / 8 or more)
 R            rows of a weight tile (8, 16, 32, 64)
