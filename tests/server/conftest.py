@@ -10,7 +10,8 @@ pytest.importorskip("fastapi", reason="the server needs onewave[serve]")
 
 from kit.browser import browser as browser
 from kit.models.chat_templates import QWEN3
-from kit.serving import Serving, serve_in_thread, tiny_llm
+from kit.serving import NAME, Serving, serve_in_thread, tiny_llm
+from onewave.server.options import ServeOptions
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +26,8 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """One whose chat template reads tools and knows thoughts."""
     opening = "{% if enable_thinking is defined and enable_thinking is true %}{{ '<think>\\n' }}{% endif %}"
     made = tiny_llm(tmp_path_factory.mktemp("qwen"), positions=4096, chat_template=QWEN3 + opening)
-    with made as llm, serve_in_thread(llm) as found:
+    options = ServeOptions(model_names=(NAME,), trust_request_chat_template=True)
+    with made as llm, serve_in_thread(llm, options) as found:
         yield found
 
 

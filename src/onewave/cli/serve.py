@@ -82,6 +82,10 @@ class _Serving:
     vllm_metric_names: Annotated[
         bool, typer.Option("--vllm-metric-names", help="Metrics are called vllm:..., for dashboards made for vLLM.")
     ] = False
+    trust_request_chat_template: Annotated[
+        bool,
+        typer.Option("--trust-request-chat-template", help="Requests may bring templates, which may compute for ever."),
+    ] = False
     kv_events: Annotated[
         str | None,
         typer.Option("--kv-events", help="Publish vLLM's block events on this ZeroMQ endpoint, as tcp://*:5557."),
@@ -136,6 +140,7 @@ def serve(
         log_requests=serving.log_requests,
         log_json=serving.log_json,
         vllm_metric_names=serving.vllm_metric_names,
+        trust_request_chat_template=serving.trust_request_chat_template,
         tool_form=serving.tool_form,
         reasoning=serving.reasoning,
     )

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.engine.params import SamplingParams
-from onewave.engine.text.conversations import ChatLayout
+from onewave.engine.text.conversations import ChatLayout, is_template
 from onewave.server.answers.described import describe_tools
 from onewave.server.answers.plan import Wanted, plan_answer
 from onewave.server.served import Served
@@ -71,7 +71,15 @@ async def count_tokens(served: Served, talk: Talk) -> int:
 def with_tools(
     served: Served, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], layout: ChatLayout
 ) -> tuple[Any, ChatLayout]:
-    """A conversation and the template's variables, with tools in either of them."""
+    """A conversation and the template's variables, with tools in either of them. Raises InvalidArgumentError for a
+    template that the request brings, unless the server trusts them: nothing ends one that computes for ever."""
+    template = layout.variables().get("chat_template")
+    brought = template is not None and (not isinstance(template, str) or is_template(template))
+    if brought and not served.options.trust_request_chat_template:
+        allowed = "the name of one of the model's templates; one of its own where the server trusts callers"
+        raise InvalidArgumentError(
+            "chat_template", got="a template", allowed=allowed, next="Start it with --trust-request-chat-template."
+        )
     if not served.style.reads_tools:
         return describe_tools(messages, tools), layout
     return messages, replace(layout, tools=list(tools)) if tools else layout

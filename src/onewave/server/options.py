@@ -16,6 +16,7 @@ class ServeOptions:
     caller in. cors_origins: origins whose pages may call ("*": all). max_body_bytes, max_header_bytes: of a request.
     header_seconds, body_seconds: until a request's headers, and then its body, have come. drain_seconds: what runs gets
     so long to end after SIGTERM. vllm_metric_names: `vllm:` before metrics' names, not `onewave:`.
+    trust_request_chat_template: requests may bring chat templates of their own, which may compute for ever.
     tool_form, reasoning: how the model writes tool calls and thoughts, where its chat template does not show it
     (AnswerStyle.of).
     Raises InvalidArgumentError.
@@ -32,6 +33,7 @@ class ServeOptions:
     log_requests: bool = False
     log_json: bool = False
     vllm_metric_names: bool = False
+    trust_request_chat_template: bool = False
     tool_form: str = "auto"
     reasoning: str = "auto"
 

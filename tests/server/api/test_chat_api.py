@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kit.serving import Serving
+from kit.serving import NAME, Serving
 
 ASKED: dict[str, Any] = {
     "messages": [{"role": "user", "content": "hé 😀?"}], "max_tokens": 12, "temperature": 0, "ignore_eos": True,
@@ -68,3 +68,23 @@ def test_fields_that_are_null_or_change_no_answer_are_taken(serving: Serving) ->
 def test_another_model_is_not_found(serving: Serving) -> None:
     answer = serving.post(PATH, {**ASKED, "model": "other"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"chat_template": "{{ 1 }}"}),
+        ("/v1/chat/completions", {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}),
+        ("/v1/messages", {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}, "max_tokens": 2, "model": NAME}),
+        ("/v1/messages/count_tokens", {"chat_template_kwargs": {"chat_template": ["{{ 1 }}"]}, "model": NAME}),
+        ("/tokenize", {"chat_template": "{{ 1 }}"}),
+    ],
+)
+def test_a_request_brings_no_template_of_its_own_unless_it_is_trusted(
+    serving: Serving, qwen: Serving, path: str, body: dict[str, Any]
+) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], **body}
+    refused = serving.post(path, body)
+    assert refused.status_code == 400
+    assert "Start it with --trust-request-chat-template." in refused.json()["error"]["message"]
+    assert "--trust" not in qwen.post(path, body).text
