@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kit.models.fake_model import EOS, PIECES, VOCAB, FakeRunner, expected_tokens, make_engine, run_all
-from onewave.base.errors import InvalidArgumentError, OnewaveError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.engine.engine import Engine
 from onewave.engine.grammar.compiler import Grammar, GrammarCompiler
 from onewave.engine.grammar.params import StructuredOutputsParams
@@ -221,7 +221,7 @@ def test_a_grammar_that_fails_ends_its_own_request_with_the_reason() -> None:
     broken = engine.add(None, PROMPT, plain, grammar=Broken(None, np.zeros(2, dtype=np.int32)))
     mate = add(engine, plain)
     run_all(engine)
-    assert isinstance(broken.failure, OnewaveError)
+    assert isinstance(broken.failure, UnsupportedError)  # the form's fault: status 400
     assert "structured_outputs: token 1" in str(broken.failure)
     assert len(broken.samples[0].token_ids) == 3
     assert mate.samples[0].token_ids == expected_tokens(PROMPT, plain, stream_key(0, 1, 0))

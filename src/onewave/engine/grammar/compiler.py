@@ -108,7 +108,7 @@ class GrammarState:
     def _look(self, at: str) -> None:
         if self._matcher.is_error():
             got = f"{at}: {_one_reason(self._matcher.get_error())}"
-            self.failure = OnewaveError("structured_outputs", got=got, next="Ask for a simpler form.")
+            self.failure = UnsupportedError("structured_outputs", got=got, next="Ask for a simpler form.")
 
 
 class _Vocabulary:
