@@ -24,7 +24,6 @@ from onewave.tiles.order.policies import plan
 from onewave.tiles.order.schedule import Ints
 from onewave.tiles.proof.table import TaskTable, lower
 from onewave.tiles.proof.verify import verify
-from onewave.tiles.sim.timeline import stage_of
 from onewave.wave.plan.deal import Deal, fewest_workers
 from onewave.wave.plan.layout import MAX_SPLITS, TileShape, held_tiles, splits_of, tile_shape
 from onewave.wave.plan.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
@@ -311,7 +310,7 @@ def deal_decode(
             pieces = shape.rows // deal.height(operation)
             deal.add(name, shares=[share * pieces for share in stream_shares])
         else:
-            deal.add(name, shares=changes.moved(deal.shares(deal.blocks_of(name)), stage_of(name)))
+            deal.add(name, shares=changes.moved(deal.shares(deal.blocks_of(name)), name.rstrip("0123456789")))
     queues = tuple(map(tuple, deal.queues))
     return DealtStep(deal.build.graph(), queues, operations, shape, groups, pace_of(shape, operations))
 
