@@ -25,7 +25,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime import driver
 
 from onewave.base.settings import takes_prebuilt
-from onewave.gpu.ptx.hook import is_in_front
+from onewave.gpu.ptx.hook import install, is_in_front
 from onewave.gpu.ptx.passes import describe_passes
 
 FOLDER, INDEX = "prebuilt", "index.json"
@@ -107,6 +107,7 @@ def _wanted() -> bool:
     # Not every Triton has this.
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
+    install()  # or whoever asks before a kernel's module is imported finds no hook in front
     asked = knobs.compilation.always_compile or knobs.compilation.override or knobs.compilation.dump_ir
     return takes_prebuilt() and is_in_front() and not asked and not get_cache_invalidating_env_vars()
 
