@@ -79,7 +79,7 @@ def test_damaged_files_are_not_taken_and_named(found: dict[str, Any]) -> None:
     assert [said.partition(":")[0] for said in indices] == ["/prebuilt/index.json is damaged"] * 5
 
 
-def test_the_first_question_of_a_process_finds_what_comes_compiled() -> None:
+def test_the_first_question_of_a_process_finds_the_prebuilt_kernels() -> None:
     code = "from onewave.gpu.prebuilt import has_prebuilt; print(has_prebuilt('wave'), has_prebuilt('wave'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "True"]

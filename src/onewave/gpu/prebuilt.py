@@ -107,7 +107,7 @@ def _wanted() -> bool:
     # Not every Triton has this.
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
-    install()  # or whoever asks before a kernel's module is imported finds no hook in front
+    install()  # or a question before a kernel's module is imported finds no hook in front
     asked = knobs.compilation.always_compile or knobs.compilation.override or knobs.compilation.dump_ir
     return takes_prebuilt() and is_in_front() and not asked and not get_cache_invalidating_env_vars()
 
