@@ -6,6 +6,7 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
@@ -34,7 +35,8 @@ class _Meter:
         except OSError as error:
             raise UnsupportedError("--energy", got="no libnvidia-ml.so.1", allowed="NVIDIA's driver") from error
         self._handle = ctypes.c_void_p()
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
+        found = cast("Any", torch.cuda).get_device_properties(device)  # which carry no types
+        uuid = f"GPU-{found.uuid}".encode()
         self._nvml.nvmlInit_v2()
         if self._nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(self._handle)):
             raise UnsupportedError("--energy", got=f"{device}, which NVML does not find")

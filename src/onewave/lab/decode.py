@@ -142,8 +142,8 @@ def _read(given: Mapping[str, Any]) -> _Question:
     numbers = {name: _optional(given, name) for name in ("held", "ring", "splits")}
     changes = StepChanges(_moves(given.get("moves", []), most), whole(given, "turn", 0, most - 1, least=0), **numbers)
     turns = _triples("turns", given.get("turns", []))
-    factors = [whole(given, name, 100, 1000, least=10) / 100 for name in ("bandwidth", "hand_off")]
-    return _Question(config, model, weights, batch, context, most, layers, changes, turns, *factors, gpus)
+    bandwidth, hand_off = (whole(given, name, 100, 1000, least=10) / 100 for name in ("bandwidth", "hand_off"))
+    return _Question(config, model, weights, batch, context, most, layers, changes, turns, bandwidth, hand_off, gpus)
 
 
 def _optional(given: Mapping[str, Any], name: str) -> int | None:
@@ -170,11 +170,11 @@ def _triples(name: str, found: object) -> tuple[tuple[int, int, int], ...]:
 
 
 def _entries(name: str, found: object) -> list[list[Any]]:
-    entries = cast("list[Any]", found) if isinstance(found, list) else [None]
+    entries: list[Any] = cast("list[Any]", found) if isinstance(found, list) else [None]
     if len(entries) > MAX_MOVES:
         raise UnsupportedError(name, got=f"{len(entries)} of them", allowed=f"up to {MAX_MOVES}")
     if not all(isinstance(entry, list) and len(cast("list[Any]", entry)) == 3 for entry in entries):
-        raise InvalidArgumentError(name, got=repr(found)[:60], allowed="lists of three")
+        raise InvalidArgumentError(name, got=repr(entries)[:60], allowed="lists of three")
     return entries
 
 

@@ -11,7 +11,7 @@ from onewave.base.weight_formats import WEIGHT_BYTES
 from onewave.lab.fields import choice, whole
 from onewave.models.config.read import builtin_config, builtin_models
 from onewave.models.llama_plan import MAX_BATCH
-from onewave.models.profile import DECODE, PREFILL, Predictor, parts, verdict
+from onewave.models.profile import DECODE, PREFILL, Part, Predictor, parts, verdict
 from onewave.models.roofline import roofline
 
 _STAIRS = tuple(range(64, 2049, 32))
@@ -35,7 +35,7 @@ def profile(given: Mapping[str, Any]) -> dict[str, Any]:
     # Of a decode step two layers tell the time of all, and the page need not wait for the whole step's plan.
     few = replace(config, num_layers=2, layer_windows=config.layer_windows[:2])
     rows: list[dict[str, Any]] = []
-    points = []
+    points: list[tuple[Part, float]] = []
     for phase, count, before in ((PREFILL, tokens, 0), (DECODE, batch, context)):
         model = config if phase == PREFILL else few
         seconds = Predictor(model, gpu, width).seconds(phase, count, before)

@@ -91,8 +91,8 @@ def parts(config: ModelConfig, phase: str, rows: int, context: int, *, weight_by
     weight_bytes: of a weight, as the pass reads it.
     """
     found = list(_parts(config, phase, rows, context, weight_bytes))
-    total = (sum(getattr(part, name) for part in found) for name in ("flops", "memory_bytes", "l2_bytes"))
-    return [*found, Part(phase, STEP, rows, context, 1, *total)]
+    flops, memory, l2 = (sum(getattr(part, name) for part in found) for name in ("flops", "memory_bytes", "l2_bytes"))
+    return [*found, Part(phase, STEP, rows, context, 1, flops, memory, l2)]
 
 
 def _parts(config: ModelConfig, phase: str, rows: int, context: int, weight_bytes: float) -> Iterator[Part]:

@@ -116,9 +116,9 @@ def _allowed() -> str:
 
 
 def _queues(found: object) -> tuple[tuple[str, ...], ...]:
-    queues = cast("list[Any]", found) if isinstance(found, list) else []
+    queues: list[Any] = cast("list[Any]", found) if isinstance(found, list) else []
     if not queues or not all(isinstance(queue, list) for queue in queues):
-        raise InvalidArgumentError("plan: queues", got=shown(found), allowed="a list of lists of tasks")
+        raise InvalidArgumentError("plan: queues", got=shown(cast("object", found)), allowed="a list of lists of tasks")
     for worker, queue in enumerate(cast("list[list[Any]]", queues)):
         for task in queue:
             if not isinstance(task, str):

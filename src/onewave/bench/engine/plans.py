@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -60,10 +61,7 @@ def measure_plans(
         found[name] = logits, difference, made
         out = torch.empty_like(logits)
 
-        def step(wave: DecodeWave = wave, out: Tensor = out, inputs: tuple[Tensor, ...] = inputs) -> Tensor:
-            return wave.wave.decode(*inputs, out)
-
-        runs[name] = recorded([step], device), 1
+        runs[name] = recorded([partial(wave.wave.decode, *inputs, out)], device), 1
     assert inputs is not None
     show("timing the plans")
     first, _, made = next(iter(found.values()))
@@ -102,8 +100,6 @@ def rank_correlation(results: Sequence[WaveResult]) -> float | None:
     """Spearman's correlation of predicted and measured time; None for fewer than three plans."""
     if len(results) < 3:
         return None
-    ranks = [
-        np.argsort(np.argsort(values)).astype(float)
-        for values in ([result.predicted or 0.0 for result in results], [result.seconds.p50 for result in results])
-    ]
-    return float(np.corrcoef(*ranks)[0, 1])
+    times = np.array([[result.predicted or 0.0, result.seconds.p50] for result in results])
+    ranks = np.argsort(np.argsort(times, axis=0), axis=0)
+    return float(np.corrcoef(ranks, rowvar=False)[0, 1])

@@ -175,13 +175,14 @@ def _known_gpu(device: torch.device) -> GPU:
     """What is known of the GPU, with its own number of SMs."""
     import torch
 
+    from onewave.base.device import num_sms
     from onewave.base.gpus import GPUS
 
-    found = torch.cuda.get_device_properties(device)
-    known = next((gpu for name, gpu in GPUS.items() if name in found.name), None)
+    name = torch.cuda.get_device_name(device)
+    known = next((gpu for each, gpu in GPUS.items() if each in name), None)
     if known is None:
-        raise UnsupportedError("profile", got=found.name, allowed=", ".join(GPUS), next="Use --gpu.")
-    return replace(known, sms=found.multi_processor_count)
+        raise UnsupportedError("profile", got=name, allowed=", ".join(GPUS), next="Use --gpu.")
+    return replace(known, sms=num_sms(device))
 
 
 def _measured(
@@ -266,13 +267,11 @@ def _stairs(config: ModelConfig, gpu: GPU, device: torch.device | None, reps: in
 
 
 def _dispatched(device: torch.device, file: Path, cluster: int) -> list[str]:
-    import torch
-
+    from onewave.base.device import num_sms
     from onewave.bench.profile.dispatch_impl import probe
     from onewave.bench.profile.pictures import dispatch_picture
 
-    sms = torch.cuda.get_device_properties(device).multi_processor_count
-    blocks = 3 * sms // cluster * cluster
+    blocks = 3 * num_sms(device) // cluster * cluster
     found = probe(device, blocks=blocks, cluster=cluster)
     write_file("--dispatch", file, dispatch_picture(found).svg)
     order = "in the order of their numbers" if found.in_order else "not in the order of their numbers"
