@@ -364,7 +364,7 @@ BAD_CHOICES = [
     ("--device", "cpu:0", "--device: 'cpu:0'; allowed: auto, cpu, cuda, cuda:N"),
     ("--load-format", "pickle", "--load-format: 'pickle'; allowed: auto, dummy"),
     ("--decode", "fast", "--decode: 'fast'; allowed: auto, wave, graph, eager"),
-    ("--quantization", "int4", "--quantization: 'int4'; allowed: int8, fp8"),
+    ("--quantization", "int3", "--quantization: 'int3'; allowed: int8, fp8, int4"),
     ("--max-model-len", "1", "--max-model-len: 1; allowed: a whole number from 2"),
 ]
 SPEAKING = [["generate", "hello"], ["chat", "--message", "hi"], ["bench", "latency"]]
@@ -421,5 +421,5 @@ def test_a_prediction_checks_its_options_before_a_model_is_fetched(onewave, argu
 
 
 def test_a_benchmark_refuses_an_unknown_quantization_before_it_looks_for_a_model(onewave):
-    message = onewave("bench", "wave", "--model", "no-such-model", "--quantization", "int4").error()
-    assert "--quantization: 'int4'" in message
+    message = onewave("bench", "wave", "--model", "no-such-model", "--quantization", "int3").error()
+    assert "--quantization: 'int3'" in message

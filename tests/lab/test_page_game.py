@@ -30,10 +30,13 @@ def last_step(path: list[tuple[int, int]], policy: str) -> tuple[set[str], set[s
     turns = np.repeat(np.arange(len(path)), 2)
     found = replay(policy, Stream(panels, np.zeros(len(panels), np.bool_), np.ones_like(panels), turns), 3)
     gone = list(zip(found.evicted_at.tolist(), found.evicted_tile.tolist(), strict=True))
-    return tuple(  # type: ignore[return-value] # two of them
-        {f"A{panel}" if panel < 3 else f"B{panel - 3}" for at, panel in gone if at // 2 == turn}
-        for turn in (len(path), len(path) - 1)
-    )
+
+    def names(chosen: set[int]) -> set[str]:
+        return {f"A{panel}" if panel < 3 else f"B{panel - 3}" for panel in chosen}
+
+    last = {panel: at for at, panel in enumerate(panels.tolist())}
+    held = {panel for panel in last if all(at <= last[panel] for at, other in gone if other == panel)}
+    return names(held), names({panel for at, panel in gone if at // 2 == len(path) - 1})
 
 
 def chips(page: Any, selector: str) -> set[str]:

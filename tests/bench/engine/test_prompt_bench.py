@@ -21,6 +21,7 @@ class FakeRunner:
 
     def __init__(self) -> None:
         self.model = SimpleNamespace(prefill_backend="auto")
+        self.limits = SimpleNamespace(max_tokens=2048)
 
     def prefill(self) -> None: ...
 

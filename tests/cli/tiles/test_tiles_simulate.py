@@ -251,7 +251,7 @@ def test_bounds_show_the_gap_of_every_order(onewave):
         (["simulate", "decode"], "decode MODEL"),
         (["simulate", "decode", "llama-3.2-1b", "--context", "-1"], "context: -1"),
         (["simulate", "decode", "llama-3.2-1b", "--dtype", "int8"], "--weight-format"),
-        (["simulate", "decode", "llama-3.2-1b", "--weight-format", "int3"], "16-bit, int8, fp8, compact"),
+        (["simulate", "decode", "llama-3.2-1b", "--weight-format", "int3"], "16-bit, int8, fp8, int4, compact"),
         (["simulate", "decode", "llama-3.2-1b", "--weight-format", "compact", "--dtype", "fp16"], "compact with bf16"),
         (["simulate", "decode", "/no/such.json"], "can't be read"),
         (["lower", "decode", "llama-3.2-1b", "--tile", "64x64x64"], "decode: option tile"),

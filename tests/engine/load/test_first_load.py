@@ -274,7 +274,7 @@ from onewave.weights.fetch.sources import resolve
 
 settings = Settings.from_env()
 config = load_config(resolve("llama-3.2-1b", settings, load_format="dummy"))
-how = LoadOptions(dtype=torch.bfloat16, device=torch.device("cuda"), max_num_seqs=1, max_model_len=64,
+how = LoadOptions(dtype=torch.bfloat16, device=torch.device("cuda"), max_num_seqs=3, max_model_len=64,
                cache_dir=Path("nowhere"))
 first_load.processes = nullcontext
 with first_load.compilers("wave", config, how) as count:
@@ -317,7 +317,7 @@ from onewave.models.config.read import load_config
 from onewave.gpu.compile_pool import processes
 from onewave.weights.fetch.sources import resolve
 
-def plan(config, *, batch, workers, weight_bytes):
+def plan(config, *, batch, workers, weight_bytes, widths):
     time.sleep(60)
 
 def interrupt():
@@ -325,12 +325,12 @@ def interrupt():
     asked = time.monotonic()
     os.kill(os.getpid(), signal.SIGINT)
 
-llama_plan.plan_program, first_load._compile = plan, lambda config, how: None
+llama_plan.plan_program, first_load._compile = plan, lambda config, how, program: None
 settings = Settings.from_env()
 config = load_config(resolve("llama-3.2-1b", settings, load_format="dummy"))
 with processes(3) as pool:
     assert pool is not None
-    how = LoadOptions(dtype=torch.bfloat16, device=torch.device("cpu"), max_num_seqs=1, max_model_len=64,
+    how = LoadOptions(dtype=torch.bfloat16, device=torch.device("cpu"), max_num_seqs=3, max_model_len=64,
                    cache_dir=settings.cache_dir, compilers=pool)
     threading.Timer(0.5, interrupt).start()
     try:

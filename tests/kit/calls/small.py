@@ -9,6 +9,7 @@ from itertools import product
 import torch
 
 from kit.calls.call import Call, empty
+from onewave.bench.profile.dispatch_impl import launch_probe
 from onewave.ops.append_kv.op import append_kv
 from onewave.ops.ffn.chain.launch import Chain
 from onewave.ops.ffn.chain.plan import ChainTile, plan_chain
@@ -94,6 +95,13 @@ _EARLY: dict[str, Callable[[], object]] = {
     # Rows that TMA can't address.
     "linear 16 rows": partial(_row, 16, 2052),
 }
+
+
+def _blocks() -> None:
+    """The probe of where thread blocks run, two a cluster."""
+    launch_probe(empty(8, 3, dtype=torch.int64), empty(4 * 256, dtype=torch.int32), cluster=2)
+
+
 DEPENDENT = {
     f"{name} sm_{sm}": Call(make, (sm // 10, sm % 10)) for (name, make), sm in product(_EARLY.items(), (80, 90))
 }
@@ -113,7 +121,7 @@ PRODUCT = {
         (("512 rows", _PRODUCTS["512 rows"]), (torch.float16, True, False)),
         (("128 rows", _PRODUCTS["128 rows"]), (torch.bfloat16, True, True)),
     ]
-}
+} | {"probe of thread blocks": Call(_blocks)}
 CHAIN = {
     f"ffn chain {name}": Call(make)
     for name, make in {

@@ -12,11 +12,14 @@ from kit.calls.call import Call, empty
 from onewave.base.weight_formats import COMPACT, NIBBLES, ROUNDINGS, mixed
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.sketches import blank_stream, compile_packing, one_layer, sketch
+from onewave.engine.load.streamed import layer_matrices
 from onewave.memory.kv_cache import KVCache
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.decode_wave import DecodeWave
 from onewave.ops.ffn.op import pack_ffn
 from onewave.ops.ffn.wave.launch import PackedFFN, Packing
+from onewave.ops.linear import linear
+from onewave.wave.weights.pack import StreamMatrix
 
 FORMATS = {
     "": None, **ROUNDINGS, "compact": COMPACT, "int4 g32 minima": NIBBLES[32, True],
@@ -86,6 +89,14 @@ def packing(model: str, weights: str) -> None:
     """Pack a model's matrices into a stream, and unpack them."""
     options = LoadOptions(torch.bfloat16, _DEVICE, weight_format=FORMATS[weights])
     compile_packing(blank_stream(one_layer(MODELS[model]), options, None))
+
+
+def compact_product(rows: int) -> None:
+    """A projection of several rows by compact tiles of a stream."""
+    config = one_layer(MODELS["8B"])
+    stream = blank_stream(config, LoadOptions(torch.bfloat16, _DEVICE, weight_format=COMPACT), None)
+    matrix = StreamMatrix(stream, "qkv0", *layer_matrices(config)["qkv"])
+    linear(empty(rows, config.hidden_size), matrix)
 
 
 def block(
@@ -192,8 +203,15 @@ PACKING = {
     f"wave packing {model}{weights and f' {weights}'}": Call(
         partial(packing, model, weights), sms=_SMS, kernels=_PACKERS
     )
-    for model, weights in (("1B", ""), ("1B", "int8"), ("1B", "fp8"), ("1B", "compact"), ("360M", "compact"))
-}
+    for model, weights in (
+        ("1B", ""),
+        ("1B", "int8"),
+        ("1B", "fp8"),
+        ("1B", "compact"),
+        ("360M", "compact"),
+        ("1B", "int4 g32 minima"),
+    )
+} | {"linear 64 rows of a stream": Call(partial(compact_product, 64), sms=_SMS, kernels=("compact_gemm_kernel",))}
 WAVE: dict[str, Call] = {
     **{f"wave step {name}": call for name, call in STEPS.items()},
     **{f"wave block {name}": call for name, call in BLOCKS.items()},

@@ -387,7 +387,7 @@ def test_debug_mode_names_lengths_and_blocks_that_do_not_exist(monkeypatch: pyte
     monkeypatch.setattr("onewave.ops.library.Settings.from_env", lambda: type("S", (), {"debug": True})())
     from onewave.ops import library
 
-    library._is_debug.cache_clear()
+    library.is_debug.cache_clear()
     try:
         case = Case([5, 70], capacity=96)
         with pytest.raises(InvalidArgumentError, match="seq_lens: 97; allowed: up to 96"):
@@ -397,7 +397,7 @@ def test_debug_mode_names_lengths_and_blocks_that_do_not_exist(monkeypatch: pyte
             decode_attention(case.q, case.k, case.v, case.seq_lens, block_table=table)
     finally:
         monkeypatch.undo()
-        library._is_debug.cache_clear()
+        library.is_debug.cache_clear()
 
 
 def test_a_row_gives_at_most_so_many_splits_whatever_the_capacity() -> None:

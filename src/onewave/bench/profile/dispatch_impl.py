@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from onewave.gpu.launch import launch_kernel
 
@@ -58,14 +59,19 @@ class Dispatch:
         return all(first <= second for first, second in zip(self.begin, self.begin[1:], strict=False))
 
 
+def launch_probe(out: Tensor, room: Tensor, *, cluster: int = 1, spin_ns: int = 20_000) -> None:
+    """Launch a thread block for each row of `out`, int64 [blocks, 3]. room: int32 [blocks / cluster * 256]."""
+    launch_kernel(
+        dispatch_kernel, (len(out) // cluster,), out, room, SPIN=spin_ns, MAX_POLLS=1 << 20, STORE=_STORE, num_warps=4,
+        num_ctas=cluster,
+    )  # fmt: skip
+
+
 def probe(device: torch.device, *, blocks: int, spin_ns: int = 20_000, cluster: int = 1) -> Dispatch:
     """Launch so many thread blocks of at least spin_ns each, `cluster` of them together, which divides them; say where
     and when they ran."""
     out = torch.zeros(blocks, 3, dtype=torch.int64, device=device)
     room = torch.empty(blocks // cluster * 256, dtype=torch.int32, device=device)
-    launch_kernel(
-        dispatch_kernel, (blocks // cluster,), out, room, SPIN=spin_ns, MAX_POLLS=1 << 20, STORE=_STORE, num_warps=4,
-        num_ctas=cluster,
-    )  # fmt: skip
+    launch_probe(out, room, cluster=cluster, spin_ns=spin_ns)
     sm, begin, end = out.T.tolist()
     return Dispatch(sm, [each - min(begin) for each in begin], [each - min(begin) for each in end], cluster)
