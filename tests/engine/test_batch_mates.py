@@ -15,7 +15,7 @@ def test_two_hundred_requests_under_load_get_the_tokens_that_each_gets_alone(mon
     monkeypatch.setattr(kv_cache, "CPU_BLOCK_SIZE", 4)  # much happens in few tokens
     model = in_float32(random_model(replace(BASE, num_layers=1, layer_windows=(None,), max_position=48)))
     asked = ragged(200, vocab_size=131, block_size=4, max_new=14)
-    found, counts = together(runner_of(model, blocks=12, tokens=16), asked)
+    found, counts = together(runner_of(model, blocks=12, tokens=24), asked)
     assert counts["preempted"] > 20, counts
     assert counts["cached"] > 300, counts
     assert counts["chunks"] > 20, counts

@@ -43,8 +43,8 @@ def test_a_long_prompt_runs_in_chunks_with_decode_steps_between_them() -> None:
     engine.step()
     long = engine.add(None, prompt(30, 2), GREEDY)
     run_all(engine)
-    # One of eight tokens is the row's that decodes.
-    assert runner.passes == [[(0, 0, 3)], *([(1, begin, min(30, begin + 7))] for begin in range(0, 30, 7))]
+    # Half of eight tokens, as a row waits.
+    assert runner.passes == [[(0, 0, 3)], *([(1, begin, min(30, begin + 4))] for begin in range(0, 30, 4))]
     assert runner.batch_sizes[:4] == [1, 1, 1, 1]
     assert short.samples[0].token_ids == right(short, 12)
     assert long.samples[0].token_ids == right(long, 4)
@@ -56,7 +56,7 @@ def test_a_pass_takes_the_rest_of_one_prompt_and_the_beginning_of_the_next() -> 
     for length in (5, 6, 2):
         engine.add(None, prompt(length, length), GREEDY)
     run_all(engine)
-    assert runner.passes == [[(0, 0, 5), (1, 0, 3)], [(1, 3, 6), (2, 0, 2)]]
+    assert runner.passes == [[(0, 0, 5), (1, 0, 3)], [(1, 3, 6), (2, 0, 1)], [(2, 1, 2)]]
 
 
 def test_whole_prompts_are_never_cut_and_share_a_pass_where_they_fit() -> None:

@@ -30,7 +30,6 @@ class _Loading:
     revision: options.Revision = None
     decode: options.Decode = "auto"
     quantization: options.Quantization = None
-    kv_cache_dtype: options.KvCacheDtype = "auto"
     compact: options.Compact = None
     max_model_len: options.MaxModelLen = None
     tokenizer: options.Tokenizer = None
@@ -120,7 +119,8 @@ def serve(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes any free one.")] = 8000,
     max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Sequences that run together.")] = 16,
     max_num_batched_tokens: Annotated[
-        int, typer.Option("--max-num-batched-tokens", help="Prompt tokens of one pass; longer prompts run in chunks.")
+        int,
+        typer.Option("--max-num-batched-tokens", help="Prompt tokens of one pass, half as many where others decode."),
     ] = 2048,
     serving: _Serving,
 ) -> None:

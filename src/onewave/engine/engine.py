@@ -17,6 +17,7 @@ Nothing here knows about text, files or models: it needs a `Runner` and, for tex
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -39,7 +40,7 @@ from onewave.engine.rows import DecodeRows, sample_of, sampler_row
 from onewave.engine.sampler import Sampled, Sampler
 from onewave.engine.scheduler.scheduler import Scheduler
 from onewave.engine.scheduler.sequence import PassLimits, Scheduled, StepPlan
-from onewave.memory.block_pool import BlockEvent, BlockPool, PrefixCaching
+from onewave.memory.block_pool import BlockEvent, BlockPool, root_key
 from onewave.memory.shortage import is_out_of_memory
 from onewave.memory.staging import Staging
 from onewave.models.batch import StepRows
@@ -84,6 +85,17 @@ class Runner(Protocol):
         """Raise WaveStalled if something launched so far has stalled, as far as the host knows: once a launch has
         ended, whether it did. What it gave is void then."""
         ...
+
+
+@dataclass(frozen=True)
+class PrefixCaching:
+    """How prompts use what others have left in the cache. model, weight_format: part of every block's key. listener: is
+    told what is stored and removed, in the engine's thread."""
+
+    enabled: bool = True
+    model: str = ""
+    weight_format: str = ""
+    listener: Callable[[BlockEvent], object] | None = None
 
 
 class EngineLoad(NamedTuple):
@@ -199,7 +211,9 @@ class Engine:
             make_detokenizer=None if make is None else lambda: make(prompt_token_ids, params.skip_special_tokens),
         )
         self._live.add(request)
-        root = self._prefixes.root_key(cache_salt or "")
+        root = root_key(
+            model=self._prefixes.model, weight_format=self._prefixes.weight_format, cache_salt=cache_salt or ""
+        )
         for sample in request.samples:
             self._scheduler.add(
                 Scheduled(
@@ -274,8 +288,9 @@ class Engine:
         """Put what has changed since the last call into requests' updates, then wake readers once each."""
         if not self._changed:
             return
+        now = time.perf_counter()
         for request in self._changed:
-            request.tell_reader()
+            request.tell_reader(now)
         wakes = {request.wake for request in self._changed}
         self._changed.clear()
         for wake in wakes:
@@ -344,6 +359,7 @@ class Engine:
             else:
                 self.abort(sample_of(first).request, without_frames(error))
             return
+        self.tell_readers()  # of the decode step before: the pass may take long
         self._read(0)
 
     def _run_pass(self, plan: StepPlan) -> None:
@@ -400,14 +416,14 @@ class Engine:
         rows = self._rows
         if rows is None or not rows.are(plan.rows):
             rows = self._rows = DecodeRows.build(plan.rows, rows, self._sampler)
-        samples, numbers = [sample_of(each) for each in plan.rows], [each.launched for each in plan.rows]
+        numbers = [each.launched for each in plan.rows]
         logits = self._runner.decode(rows.next)
         if rows.plan.has_masks:
             self._read(0)  # what a grammar allows follows from the token before; the device runs this step meanwhile
         sampled = rows.plan(logits)
         rows.advance(sampled.tokens)
         self._scheduler.ran(plan)
-        self._launch_copy(samples, numbers, sampled)
+        self._launch_copy(rows.samples, numbers, sampled)
         return True
 
     def _launch_copy(self, samples: list[Sample], numbers: list[int], sampled: Sampled) -> None:

@@ -104,6 +104,8 @@ class Sample:
         self._stop_begin: int | None = None
         # Without a reader or a stop string the text is made once, at the end.
         self._follows_text = detokenizer is not None and (request.streaming or bool(self._stops))
+        # Whether only its last token can end it.
+        self._simple = self.grammar is None and not self._stops
         self._shown = self._shown_tokens = 0
 
     @property
@@ -112,13 +114,19 @@ class Sample:
 
     def append(self, token_id: int) -> None:
         """Take the next token; may end the sample."""
-        self._append(token_id)
+        ids, request = self.token_ids, self.request
+        ids.append(token_id)
+        if self._simple and token_id not in request.end_ids and len(ids) < request.max_new_tokens:
+            if self._follows_text and self._detokenizer is not None:
+                self.text += self._detokenizer.push((token_id,))
+            return
+        self._take(token_id)
         if self._stops:
             self._token_ends.append(len(self._whole))
 
-    def _append(self, token_id: int) -> None:
+    def _take(self, token_id: int) -> None:
+        """Grow the text by the newest token, and end the sample where that ends it."""
         ids, request = self.token_ids, self.request
-        ids.append(token_id)
         if self.grammar is not None:
             self.grammar.accept(token_id)
         # Before min_tokens an end is sampled only where every other token is banned: it does not end the sample yet.
@@ -287,12 +295,12 @@ class Request:
         if self._finished is None and all(sample.finished for sample in self.samples):
             self._finished = time.perf_counter()
 
-    def tell_reader(self) -> None:
-        """Put what has become of the request into its updates."""
-        if self.finished:
+    def tell_reader(self, now: float) -> None:
+        """Put what has become of the request into its updates. now: by the performance counter."""
+        if self._finished is not None:
             self.updates.put(None)
         elif self.streaming:
-            self.updates.put(self._state())
+            self.updates.put(RequestState([sample.state() for sample in self.samples], False, now))
 
     def output(self, state: RequestState | None = None, *, delta: bool = False) -> RequestOutput:
         """A copy of what the request was in a state, or is now. delta: of its samples only what is new since the last
@@ -315,8 +323,8 @@ class Request:
 
     def _metrics(self, state: RequestState) -> RequestMetrics:
         """Times up to a state."""
-        generated = sum(sample.num_tokens for sample in state.samples)
-        started = sum(1 for sample in state.samples if sample.num_tokens)
+        counts = [sample.num_tokens for sample in state.samples]
+        generated, started = sum(counts), len(counts) - counts.count(0)
         ended = self._finished if state.finished else None
         rate: float | None = None
         if self._first_token is not None and generated > started:

@@ -51,6 +51,7 @@ class DecodeRows:
     token_ids: Tensor
     coming: Tensor
     plan: SamplingPlan
+    samples: list[Sample]
     known: Tensor | None = None
     left: int | None = None
     step: int = 0
@@ -85,7 +86,8 @@ class DecodeRows:
         rows = [
             SamplerRow(each.slot_now, _KNOWN, 0, 0, ()) if each.replays else sampler_row(each) for each in sequences
         ]
-        return cls(sequences, slots, token_ids, _coming(positions), sampler.plan(rows), known, left)
+        samples = [sample_of(each) for each in sequences]
+        return cls(sequences, slots, token_ids, _coming(positions), sampler.plan(rows), samples, known, left)
 
     @property
     def next(self) -> StepRows:

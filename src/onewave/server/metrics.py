@@ -106,15 +106,6 @@ class Metrics:
             family = kind(self._prefix + name, what, labels=names)
             family.add_metric(values, value)
             yield family
-        runner = self._engine.llm.runner
-        facts = {
-            "block_size": str(runner.block_size),
-            "cache_dtype": self._engine.llm.kv_cache_dtype,
-            "num_gpu_blocks": str(runner.num_blocks),
-        }
-        family = GaugeMetricFamily(self._prefix + "cache_config_info", "The KV cache.", labels=[*names, *facts])
-        family.add_metric([*values, *facts.values()], 1)
-        yield family
         name, what = "inter_token_latency_seconds", "Between two tokens."
         histogram = HistogramMetricFamily(self._prefix + name, what, labels=names)
         histogram.add_metric(values, *self.between.cumulative())
@@ -173,9 +164,10 @@ class RequestWatch:
         """Take what a step brought."""
         metrics, now, times = self._metrics, time.perf_counter(), result.metrics
         new = times.num_generation_tokens - self._num_tokens
-        begun = sum(1 for output in result.outputs if output.token_ids and output.index not in self._begun)
-        if begun:
-            self._begun |= {output.index for output in result.outputs if output.token_ids}
+        begun = 0
+        if len(self._begun) < len(result.outputs):
+            fresh = {output.index for output in result.outputs if output.token_ids} - self._begun
+            begun, self._begun = len(fresh), self._begun | fresh
         later = new - begun
         if self._newest is None:
             metrics.totals.prompt_tokens += times.num_prompt_tokens

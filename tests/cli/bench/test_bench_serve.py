@@ -15,7 +15,7 @@ pytest.importorskip("fastapi", reason="the server needs onewave[serve]")
 from kit.ledgers import read_ledger
 from kit.serving import NAME, serve_in_thread, tiny_llm
 from onewave.bench.serve.client import Endpoint
-from onewave.bench.serve.load import Level, Limits, run_level
+from onewave.bench.serve.load import Answer, Level, Limits, _take, run_level
 from onewave.bench.serve.workload import Workload
 
 SMALL = ("--input-len", "9", "--output-len", "6", "--vocab-size", "200")
@@ -56,6 +56,15 @@ def test_every_kind_of_data_is_asked_and_every_answer_counted(url, data, level, 
         assert [answer.tokens for answer in result.answers] == [6] * requests
         assert sum(answer.prompt_tokens for answer in result.answers) / requests == prompt
         assert all(answer.begun < answer.times[0] <= answer.times[-1] for answer in result.answers)
+
+
+@pytest.mark.parametrize(("texts", "deltas"), [(["", "", "", ""], 4), (["a", "", "b", ""], 3)])
+def test_tokens_without_a_text_are_timed_and_an_end_without_a_token_is_not(texts, deltas):
+    answer = Answer(0.0)
+    for at, text in enumerate(texts):
+        reason = "length" if at == len(texts) - 1 else None
+        _take(answer, {"choices": [{"index": 0, "text": text, "finish_reason": reason}]}, 1.0 + at)
+    assert len(answer.times) == deltas
 
 
 def test_chat_repeats_what_was_said(onewave, url):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import sys
 from collections.abc import Collection
 from dataclasses import replace
 from types import SimpleNamespace
@@ -225,3 +226,9 @@ def test_a_grammar_that_fails_ends_its_own_request_with_the_reason() -> None:
     assert "structured_outputs: token 1" in str(broken.failure)
     assert len(broken.samples[0].token_ids) == 3
     assert mate.samples[0].token_ids == expected_tokens(PROMPT, plain, stream_key(0, 1, 0))
+
+
+def test_an_llguidance_that_knows_one_end_of_text_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", SimpleNamespace(LLTokenizer=object))
+    with pytest.raises(UnsupportedError, match=r"before 1\.7"):
+        compiler([b"a", b"b"], [1])

@@ -58,15 +58,16 @@ def test_sequences_start_in_turn_in_the_lowest_free_slot_and_the_lowest_priority
     assert not made.has_work
 
 
-def test_passes_and_decode_steps_take_turns_and_share_the_budget() -> None:
+def test_passes_and_decode_steps_take_turns_and_passes_that_rows_wait_for_are_half_as_large() -> None:
     made = scheduler(slots=3, tokens=8)
     made.add(of("a", 3, 9))
     assert shape(step(made)) == [("a", 3)]
     made.add(of("b", 10))
     made.add(of("c", 5))
-    found = [shape(step(made)) for _ in range(6)]
-    # One of eight tokens is the row's that decodes.
-    assert found == [["a"], [("b", 7)], ["a"], [("b", 3), ("c", 4)], ["a", "b"], [("c", 1)]]
+    found = [shape(step(made)) for _ in range(8)]
+    # fmt: off
+    assert found == [["a"], [("b", 4)], ["a"], [("b", 4)], ["a"], [("b", 2), ("c", 2)], ["a", "b"], [("c", 3)]]
+    # fmt: on
 
 
 def test_what_is_removed_runs_no_more_and_its_slot_and_blocks_are_free_at_once() -> None:

@@ -32,12 +32,12 @@ def model() -> Llama:
 
 @pytest.mark.parametrize("path", ["wave", "graph", "eager"])
 def test_requests_under_load_get_the_bits_that_each_gets_alone(model: Llama, path: str) -> None:
-    asked = ragged(60, vocab_size=131, block_size=GPU_BLOCK_SIZE, max_new=400)
+    asked = ragged(30, vocab_size=131, block_size=GPU_BLOCK_SIZE, max_new=150)
     given: dict[str, Any] = {"wave": WaveDecoder(model, 8)} if path == "wave" else {"decode": path}
     assert runner_of(model, tokens=2048, **given).limits.max_prompts > 1
-    found, counts = together(runner_of(model, blocks=9, tokens=400, **given), asked)
-    assert counts["preempted"] > 10, counts
-    assert counts["cached"] > 1000, counts
+    found, counts = together(runner_of(model, blocks=6, tokens=300, **given), asked)
+    assert counts["preempted"] > 6, counts
+    assert counts["cached"] > 400, counts
     assert counts["chunks"] > 5, counts
     assert counts["copies"] > 3, counts
     for one, same in zip(found, alone(runner_of(model, tokens=2048, **given), asked), strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -110,3 +111,23 @@ def test_a_client_that_reads_late_gets_every_token(serving: Serving) -> None:
         events = [json.loads(line[6:]) for line in answer.iter_lines() if line and not line.endswith("[DONE]")]
     assert [i for e in events for i in e["choices"][0].get("token_ids", [])] == whole["token_ids"]
     assert "".join(e["choices"][0]["delta"].get("content", "") for e in events) == whole["message"]["content"]
+
+
+@pytest.mark.parametrize(("version", "chunked"), [("1.1", True), ("1.0", False)])
+def test_a_stream_is_cut_into_chunks_for_clients_that_know_them(serving: Serving, version: str, chunked: bool) -> None:
+    body = json.dumps({**BODY, "max_tokens": 5, "stream": True}).encode()
+    head = f"POST {CHAT} HTTP/{version}\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", int(serving.url.rsplit(":", 1)[1])), timeout=20) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    headers, _, rest = answer.partition(b"\r\n\r\n")
+    assert (b"chunked" in headers.lower()) == chunked
+    if chunked:
+        whole = b""
+        while size := int(rest.split(b"\r\n", 1)[0], 16):
+            rest = rest.partition(b"\r\n")[2]
+            whole, rest = whole + rest[:size], rest[size + 2 :]
+        rest = whole
+    events = rest.split(b"\n\n")
+    assert events[-2:] == [b"data: [DONE]", b""]
+    assert all(event.startswith(b"data: {") for event in events[:-2])

@@ -223,9 +223,11 @@ def _take(answer: Answer, found: dict[str, Any], now: float) -> None:
         return
     for choice in found.get("choices", ()):
         delta: dict[str, Any] = choice.get("delta") or {"content": choice.get("text")}
-        # The first one in chat only names the role; tokens without a text show with the last one.
-        says = any(delta.get(name) for name in _FIELDS_OF_TEXT) or choice.get("token_ids")
-        if says or (choice.get("finish_reason") and not answer.times):
+        ends = choice.get("finish_reason") is not None
+        # The first one in chat only names the role. A completion's stand for tokens, with a text or without, but the
+        # last one, which may only say that the answer has ended.
+        says = any(delta.get(name) for name in _FIELDS_OF_TEXT) or ("text" in choice and not ends)
+        if says or (ends and not answer.text):
             answer.times.append(now)
             answer.text += delta.get("content") or ""
     if usage := found.get("usage"):

@@ -53,11 +53,12 @@ def as_lark(grammar: str) -> str:
 
 
 def library() -> Any:
-    """llguidance. Raises UnsupportedError where it is not installed."""
+    """llguidance. Raises UnsupportedError where there is none, or one that knows a single end-of-text token."""
+    next = "pip install 'onewave[serve]'"
     try:
         import llguidance
     except ImportError as error:
-        raise UnsupportedError(
-            "structured_outputs", got="llguidance is not installed", next="pip install 'onewave[serve]'"
-        ) from error
+        raise UnsupportedError("structured_outputs", got="llguidance is not installed", next=next) from error
+    if not hasattr(llguidance.LLTokenizer, "eos_tokens"):
+        raise UnsupportedError("structured_outputs", got="llguidance before 1.7", next=next)
     return llguidance

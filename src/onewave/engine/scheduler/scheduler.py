@@ -48,6 +48,8 @@ class Scheduler:
         # The sample of a request that runs the prompt for the others.
         self._leaders: dict[Hashable, Scheduled] = {}
         self._rows: tuple[Scheduled, ...] | None = ()
+        # Steps of these rows that need no further block: known, so that a step does not ask each row.
+        self._steps_within_blocks = 0
         # Whether the first in turn found no blocks, and none came free since.
         self._starved = False
         self._prompts_last = False
@@ -132,6 +134,8 @@ class Scheduler:
                 self._prompts.remove(sequence)
                 sequence.launched = 1
                 self._rows = None
+        if plan.rows and self._steps_within_blocks:
+            self._steps_within_blocks -= 1
         for sequence in plan.rows:
             sequence.launched += 1
             if sequence.launched >= sequence.limit:
@@ -139,14 +143,14 @@ class Scheduler:
 
     def _decoding(self) -> tuple[Scheduled, ...]:
         if self._rows is None:
-            self._rows = tuple(each for each in self._running.values() if each.decodes)
+            self._rows, self._steps_within_blocks = tuple(e for e in self._running.values() if e.decodes), 0
         return self._rows
 
     def _next_pass(self, num_rows: int) -> StepPlan:
         chosen: list[tuple[Scheduled, int]] = []
         copies: list[tuple[int, int]] = []
         entries: list[tuple[int, int, int]] = []
-        room = max(1, self._limits.max_tokens - num_rows)
+        room = self._limits.beside_rows if num_rows else self._limits.max_tokens
         for sequence in self._in_turn():
             if not sequence.blocks:
                 if self._starved or self._waits_for_leader(sequence):
@@ -244,9 +248,13 @@ class Scheduler:
 
     def _grow(self, rows: tuple[Scheduled, ...]) -> StepPlan:
         """Give every row a block for the token that it is fed, those in turn first; preempt where there is none."""
+        if self._steps_within_blocks or not rows:
+            return StepPlan(rows=rows)
         size = self.pool.block_size
-        short = [row for row in rows if len(row.prompt) + row.launched > len(row.blocks) * size]
+        room = [len(row.blocks) * size - len(row.prompt) - row.launched for row in rows]
+        short = [row for row, tokens in zip(rows, room, strict=True) if tokens < 0]
         if not short:
+            self._steps_within_blocks = min(room) + 1
             return StepPlan(rows=rows)
         entries: list[tuple[int, int, int]] = []
         preempted: list[Scheduled] = []

@@ -60,11 +60,16 @@ class Scheduled:
 
 @dataclass(frozen=True)
 class PassLimits:
-    """Of one prompt pass. max_tokens: shared with the rows that decode. whole: prompts are not cut into chunks."""
+    """Of one prompt pass. whole: prompts are not cut into chunks."""
 
     max_tokens: int
     max_prompts: int
     whole: bool = False
+
+    @property
+    def beside_rows(self) -> int:
+        """Tokens of a pass that rows wait for: half as many, as their next tokens come when it has ended."""
+        return -(-self.max_tokens // 2)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
+from encodings.utf_8 import IncrementalDecoder
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class _ByteReader:
     def __init__(self, pieces: PieceTable, prompt_ids: Sequence[int], skip: frozenset[int]):
         self._pieces = pieces
         self._skip = skip
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8 = IncrementalDecoder("replace")
         tail = b""
         for token_id in reversed(prompt_ids):
             if token_id not in skip:
@@ -83,6 +84,8 @@ class _ByteReader:
     def push(self, ids: Iterable[int]) -> str:
         pieces, skip = self._pieces, self._skip
         data = b"".join([pieces[token_id] for token_id in ids if token_id not in skip])
+        if data.isascii() and not (self._utf8.buffer or self._at_start or self._owes_prompt):
+            return data.decode()  # by far the most, and a third of the time
         return self._read(data) if data else ""
 
     def finish(self) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
+import pydantic_core
 from fastapi import Request
 from starlette.background import BackgroundTask
 from starlette.responses import Response
@@ -24,16 +26,23 @@ _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
 _log = logging.getLogger("onewave.server")
-_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+# U+0085, U+2028 and U+2029 in UTF-8.
+_LINE_ENDS = re.compile(rb"\xc2\x85|\xe2\x80[\xa8\xa9]")
 DONE = b"data: [DONE]\n\n"
 
 
 def to_json(value: Any) -> bytes:
     """As compact JSON in UTF-8, on one line even for clients that end lines at U+0085, U+2028 and U+2029."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    if not text.isascii():
-        text = text.translate(_LINE_ENDS)
-    return text.encode("utf-8", "replace")
+    try:
+        data = pydantic_core.to_json(value)
+    except pydantic_core.PydanticSerializationError:  # half a surrogate pair, from a caller's JSON
+        data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    # They stand in strings alone.
+    return _LINE_ENDS.sub(_escaped, data)
+
+
+def _escaped(found: re.Match[bytes]) -> bytes:
+    return b"\\u%04x" % ord(found[0].decode())
 
 
 def event(value: Any, name: str | None = None) -> bytes:
@@ -78,6 +87,11 @@ async def guarded(events: AsyncGenerator[bytes], end: bytes = DONE) -> AsyncGene
 
 async def merged(sources: Sequence[AsyncGenerator[_Item]]) -> AsyncGenerator[tuple[int, _Item]]:
     """Items of several generators as they come, each with its generator's index; an error of one ends all."""
+    if len(sources) == 1:  # by far the most: neither task nor queue
+        async with aclosing(sources[0]) as items:
+            async for item in items:
+                yield 0, item
+        return
     ready: asyncio.Queue[tuple[int, _Item] | BaseException | None] = asyncio.Queue(maxsize=len(sources))
 
     async def drain(index: int, source: AsyncGenerator[_Item]) -> None:
