@@ -20,7 +20,7 @@ def test_info_describes_a_directory(onewave, tiny_model):
     facts = json.loads(onewave("info", tiny_model, "--json").out)
     assert facts["kind"] == "hf"
     assert facts["config"]["num_kv_heads"] == 2
-    assert facts["kv_bytes_per_token"] == {"float32": 256, "bfloat16": 128, "float16": 128}
+    assert facts["kv_bytes_per_token"] == {"float32": 256, "bfloat16": 128, "float16": 128, "int8": 64, "fp8": 64}
     assert facts["weight_dtypes"] == {"F32": len(facts["tensors"])}
     assert facts["weight_bytes"] == 4 * facts["parameters"] == sum(tensor["bytes"] for tensor in facts["tensors"])
     assert facts["tokenizer"] == "BPE (tokenizer.json), 256 tokens"

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onewave.engine.engine import Engine, PrefixCaching
+from onewave.engine.engine import Engine
 from onewave.engine.params import SamplingParams
 from onewave.engine.request import Request
 from onewave.engine.runner import ModelRunner
+from onewave.memory.block_pool import PrefixCaching
 from onewave.models.llama import Llama
 
 

@@ -113,10 +113,10 @@ TestPool = Machine.TestCase
 
 def test_keys_depend_on_every_token_before_them_and_on_each_field_of_the_root() -> None:
     roots = [
-        root_key(model=model, weight_format=weights, cache_salt=salt)
-        for model, weights, salt in [
-            ("ab", "c", ""), ("a", "bc", ""), ("a", "b", "c"), ("a", "", "bc"), ("", "abc", ""), ("abc", "", ""),
-            ("", "", "abc"),
+        root_key(model=model, weight_format=weights, kv_dtype=kv_dtype, cache_salt=salt)
+        for model, weights, kv_dtype, salt in [
+            ("ab", "c", "", ""), ("a", "bc", "", ""), ("a", "b", "", "c"), ("a", "b", "c", ""), ("a", "", "", "bc"),
+            ("", "abc", "", ""), ("abc", "", "", ""), ("", "", "", "abc"), ("", "", "abc", ""),
         ]
     ]  # fmt: skip
     chains = [next_key(next_key(root, [1, 2]), [3, 4]) for root in roots]

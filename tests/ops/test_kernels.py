@@ -177,3 +177,27 @@ def test_no_token_is_left_to_pytorch() -> None:
     for out_dtype in (torch.float16, torch.float32):
         assert module(0, out_dtype) == "torch_impl"
     assert module(2, torch.float32) == module(2, torch.float16) == "hopper.launch"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scaled", "lengths"),
+    [(torch.int8, True, [5, 0, 16, 33]), (torch.float8_e4m3fn, True, [17]), (torch.float8_e4m3fn, False, [1, 31])],
+)
+def test_dequantise_pages_kernel_equals_the_reference(dtype: torch.dtype, scaled: bool, lengths: list[int]) -> None:
+    from onewave.ops.dequantise_pages import reference, triton_impl
+
+    shape = (9, 3, 16, 24)
+    k, v = ((randn(*shape, dtype=torch.float32, seed=seed) * 30).to(dtype) for seed in (0, 1))
+    scales = [randn(3, dtype=torch.float32, seed=seed).abs() if scaled else None for seed in (2, 3)]
+    table = torch.tensor([8, 2, 5, 2, 0, 7, 6, 1, 3, 4, 8, 0], dtype=torch.int32, device=DEVICE).view(4, 3)[
+        : len(lengths)
+    ]
+    starts = torch.tensor([0, *lengths], dtype=torch.int32, device=DEVICE).cumsum(0, dtype=torch.int32)
+    found, expected = (
+        tuple(torch.full(shape, torch.nan, dtype=LOW_DTYPES[-1], device=DEVICE) for _ in "kv") for _ in "ab"
+    )
+    triton_impl.dequantise_pages(k, v, scales[0], scales[1], table, starts, out=found)
+    reference.dequantise_pages(k, v, scales[0], scales[1], table, starts, out=expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
+    assert found[0][8].isfinite().any(), "a page that is used"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from onewave.weights.fetch.sources import ModelLocation
     from onewave.weights.store import TensorInfo
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
 
 
 def info(

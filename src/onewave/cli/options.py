@@ -42,6 +42,14 @@ Quantization = Annotated[
         help="int8 or fp8 (a scale a row) or int4 (a scale for 128 columns): what to round the matrices to.",
     ),
 ]
+KvCacheDtype = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="auto: keys and values in the model's dtype; int8 or fp8: in 8 bits, by the checkpoint's scales or"
+        " measured ones.",
+    ),
+]
 Compact = Annotated[
     bool | None,
     typer.Option(
@@ -72,6 +80,7 @@ class ModelOptions:
     revision: Revision = None
     decode: Decode = "auto"
     quantization: Quantization = None
+    kv_cache_dtype: KvCacheDtype = "auto"
     compact: Compact = None
 
 

@@ -30,6 +30,7 @@ class _Loading:
     revision: options.Revision = None
     decode: options.Decode = "auto"
     quantization: options.Quantization = None
+    kv_cache_dtype: options.KvCacheDtype = "auto"
     compact: options.Compact = None
     max_model_len: options.MaxModelLen = None
     tokenizer: options.Tokenizer = None

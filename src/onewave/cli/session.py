@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onewave.base.settings import Settings
-from onewave.engine.arguments import EngineOptions
+from onewave.engine.arguments import KV_CACHE_DTYPES, EngineOptions
 from onewave.engine.load.stopwatch import in_words
 from onewave.weights.fetch import sources
 
@@ -48,7 +48,7 @@ def open_llm(model: str, *, load_format: str = "auto", revision: str | None = No
     if llm.decode_path != "eager":
         parts = {**llm.load_seconds, "imports": imported + llm.load_seconds.get("imports", 0.0)}
         ready = in_words(time.perf_counter() - began, parts)
-        print(f"ready after {ready}, decoding: {llm.decode_path}", file=sys.stderr, flush=True)
+        print(f"ready after {ready}, {_how(llm)}", file=sys.stderr, flush=True)
     return Opened(llm, time.perf_counter() - began)
 
 
@@ -64,6 +64,12 @@ def _find(model: str, tokenizer: str | None, *, load_format: str, revision: str 
 def _may_be_hub_id(model: str) -> bool:
     """Whether finding the model may ask the network, which is then done once only, by LLM itself."""
     return model.count("/") == 1 and model[0] not in "./~" and not os.path.exists(model)
+
+
+def _how(llm: LLM) -> str:
+    """How it decodes, and from what where keys and values are kept in 8 bits."""
+    cache = f", KV cache: {llm.kv_cache_dtype}" if llm.kv_cache_dtype in KV_CACHE_DTYPES else ""
+    return f"decoding: {llm.decode_path}{cache}"
 
 
 def stats_line(opened: Opened, outputs: Sequence[RequestOutput]) -> str:
@@ -82,6 +88,6 @@ def stats_line(opened: Opened, outputs: Sequence[RequestOutput]) -> str:
         parts.append(f"{decoded / max(seconds, 1e-9):.1f} tokens/s")
     prompt_tokens = sum(m.num_prompt_tokens for m in metrics)
     parts.append(f"{prompt_tokens} prompt and {tokens} generated tokens")
-    parts.append(f"decoding: {opened.llm.decode_path}")
+    parts.append(_how(opened.llm))
     parts.append(f"{time.perf_counter() - _STARTED:.2f} s in all")
     return ", ".join(parts)

@@ -12,6 +12,7 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.base.weight_formats import find_rounding
 
 DECODE_PATHS = ("auto", "wave", "graph", "eager")
+KV_CACHE_DTYPES = ("auto", "int8", "fp8")
 _MAX_SEQUENCES = 65_536
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -36,6 +37,7 @@ class EngineOptions:
     enforce_eager: bool = False
     decode: str = "auto"
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     compact: bool | None = None
     plan: str | os.PathLike[str] | None = None
     enable_prefix_caching: bool = True
@@ -62,6 +64,7 @@ class EngineOptions:
         check_device(self.device)
         check_decode(self.decode, enforce_eager=self.enforce_eager)
         check_dtype(self.dtype)
+        check_kv_cache_dtype(self.kv_cache_dtype)
 
     @property
     def needs_gpu(self) -> bool:
@@ -106,6 +109,12 @@ def check_dtype(name: str) -> None:
     """Raises UnsupportedError unless it is auto or one of DTYPES."""
     if not isinstance(name, str) or name not in ("auto", *DTYPES):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
         raise UnsupportedError("dtype", got=shown(name), allowed=", ".join(("auto", *DTYPES)))
+
+
+def check_kv_cache_dtype(name: str) -> None:
+    """Raises UnsupportedError unless it is one of KV_CACHE_DTYPES."""
+    if not isinstance(name, str) or name not in KV_CACHE_DTYPES:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+        raise UnsupportedError("kv_cache_dtype", got=shown(name), allowed=", ".join(KV_CACHE_DTYPES))
 
 
 def is_whole(value: object) -> bool:

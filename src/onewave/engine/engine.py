@@ -40,7 +40,7 @@ from onewave.engine.rows import DecodeRows, sample_of, sampler_row
 from onewave.engine.sampler import Sampled, Sampler
 from onewave.engine.scheduler.scheduler import Scheduler
 from onewave.engine.scheduler.sequence import PassLimits, Scheduled, StepPlan
-from onewave.memory.block_pool import BlockEvent, BlockPool, root_key
+from onewave.memory.block_pool import BlockEvent, BlockPool, PrefixCaching
 from onewave.memory.shortage import is_out_of_memory
 from onewave.memory.staging import Staging
 from onewave.models.batch import StepRows
@@ -85,17 +85,6 @@ class Runner(Protocol):
         """Raise WaveStalled if something launched so far has stalled, as far as the host knows: once a launch has
         ended, whether it did. What it gave is void then."""
         ...
-
-
-@dataclass(frozen=True)
-class PrefixCaching:
-    """How prompts use what others have left in the cache. model, weight_format: part of every block's key. listener: is
-    told what is stored and removed, in the engine's thread."""
-
-    enabled: bool = True
-    model: str = ""
-    weight_format: str = ""
-    listener: Callable[[BlockEvent], object] | None = None
 
 
 class EngineLoad(NamedTuple):
@@ -211,9 +200,7 @@ class Engine:
             make_detokenizer=None if make is None else lambda: make(prompt_token_ids, params.skip_special_tokens),
         )
         self._live.add(request)
-        root = root_key(
-            model=self._prefixes.model, weight_format=self._prefixes.weight_format, cache_salt=cache_salt or ""
-        )
+        root = self._prefixes.root_key(cache_salt or "")
         for sample in request.samples:
             self._scheduler.add(
                 Scheduled(

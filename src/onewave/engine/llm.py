@@ -16,7 +16,7 @@ from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import COMPACT
 from onewave.engine.arguments import EngineOptions, check_place, flag
-from onewave.engine.engine import Engine, EngineLoad, PrefixCaching
+from onewave.engine.engine import Engine, EngineLoad
 from onewave.engine.grammar.compiler import Grammar, GrammarCompiler
 from onewave.engine.grammar.params import StructuredOutputsParams
 from onewave.engine.load.choices import (
@@ -35,6 +35,7 @@ from onewave.engine.request import Detokenizer, Reader, Request, RequestState
 from onewave.engine.runner import ModelRunner
 from onewave.engine.text.conversations import ChatLayout, Conversation, parse_conversations
 from onewave.engine.thread import EngineThread
+from onewave.memory.block_pool import PrefixCaching
 from onewave.models.config.read import load_config
 from onewave.weights.fetch.sources import resolve
 
@@ -73,6 +74,8 @@ class LLM:
     quantization: None, or what the matrices are rounded to as the model loads: "int8" or "fp8" (e4m3) with a scale a
     row, or "int4" with a scale for 128 columns. The wave then reads that; activations, sums, cache and embedding keep
     their types. Other decode paths and a CPU keep the same rounded weights in the model's dtype, and save no memory.
+    kv_cache_dtype: auto (the model's), or "int8" or "fp8" (e4m3), which hold twice the tokens. A KV head's scale is the
+    checkpoint's, or made at load from a small text, and constant from then on.
     compact: with the wave, keep bfloat16 matrices in thirteen bits a weight, without loss, so that a token reads a
     fifth less. None: wherever it can be; a line is logged if a model has weights that it can't. True: or an error.
     `compact` of a loaded model says whether it has, and `load_seconds` where loading took how long, by phase.
@@ -103,6 +106,7 @@ class LLM:
         enforce_eager: bool = False,
         decode: str = "auto",
         quantization: str | None = None,
+        kv_cache_dtype: str = "auto",
         compact: bool | None = None,
         plan: str | PathLike[str] | None = None,
         enable_prefix_caching: bool = True,
@@ -123,6 +127,7 @@ class LLM:
             enforce_eager=enforce_eager,
             decode=decode,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             compact=compact,
             plan=plan,
             enable_prefix_caching=enable_prefix_caching,
@@ -138,6 +143,7 @@ class LLM:
         self.name, self.quantization = location.name, quantization
         self.config: ModelConfig = load_config(location)
         options = resolve_load(asked, self.config, device=self.device, decode=path, settings=settings)
+        self.kv_cache_dtype = options.kv_name
         self.dtype, self.max_model_len = options.dtype, options.positions(self.config)
         # The tokenizer is built by another thread while the weights load.
         with warm_up(path, self.config, options) as warm, ThreadPoolExecutor(1) as thread:
@@ -157,7 +163,7 @@ class LLM:
         self.load_seconds: Mapping[str, float] = options.times.seconds
         self.compact = self.runner.stream is not None and self.runner.stream.weight_format is COMPACT
         weights = f"{self.dtype}, {quantization}"
-        self._prefixes = PrefixCaching(enable_prefix_caching, self.name, weights)
+        self._prefixes = PrefixCaching(enable_prefix_caching, self.name, weights, self.kv_cache_dtype)
         self._engine: Engine | None = self._make_engine(seed)
         self._thread = EngineThread(self._engine)
 

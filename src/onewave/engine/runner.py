@@ -105,8 +105,11 @@ class ModelRunner:
     def _blocks_within(self, kv_bytes: int | None) -> int:
         """Blocks of the cache, without the spare one. Raises CapacityError."""
         config, a_row = self.model.config, -(-self.max_model_len // self.block_size)
-        row = config.num_layers * config.num_kv_heads * config.head_dim * self.model.dtype.itemsize
-        block_bytes, wanted = 2 * self.block_size * row, a_row * self.max_num_seqs
+        layer = 2 * self.block_size * config.num_kv_heads * config.head_dim
+        kv_dtype, own = self.model.kv_format.dtype, self.model.dtype
+        block_bytes, wanted = config.num_layers * layer * kv_dtype.itemsize, a_row * self.max_num_seqs
+        if kv_dtype is not own and self.model.packs_prompts:
+            block_bytes += layer * own.itemsize  # KVCache.wide
         bound = kv_bytes
         if bound is None:
             tokens = min(self.limits.max_tokens, self.max_model_len)

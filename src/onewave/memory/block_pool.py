@@ -51,10 +51,10 @@ class AllBlocksCleared:
 BlockEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-def root_key(*, model: str, weight_format: str, cache_salt: str = "") -> bytes:
-    """Return what a prefix's first key is chained to. The three fields are kept apart: none can pass for another."""
+def root_key(*, model: str, weight_format: str, kv_dtype: str = "", cache_salt: str = "") -> bytes:
+    """Return what a prefix's first key is chained to. The fields are kept apart: none can pass for another."""
     digest = blake2b(digest_size=_KEY_BYTES)
-    for field in (model, weight_format, cache_salt):
+    for field in (model, weight_format, kv_dtype, cache_salt):
         text = field.encode("utf-8", "surrogatepass")
         digest.update(len(text).to_bytes(8, "little") + text)
     return digest.digest()
@@ -63,6 +63,24 @@ def root_key(*, model: str, weight_format: str, cache_salt: str = "") -> bytes:
 def next_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
     """Return the key of a full block. parent: the key of the block before it, or the root's."""
     return blake2b(parent + array("q", token_ids).tobytes(), digest_size=_KEY_BYTES).digest()
+
+
+@dataclass(frozen=True)
+class PrefixCaching:
+    """How prompts use what others have left in the cache. model, weight_format, kv_dtype: part of every block's key.
+    listener: is told what is stored and removed, in the calling thread."""
+
+    enabled: bool = True
+    model: str = ""
+    weight_format: str = ""
+    kv_dtype: str = ""
+    listener: Callable[[BlockEvent], object] | None = None
+
+    def root_key(self, cache_salt: str) -> bytes:
+        """What a prefix's first key is chained to."""
+        return root_key(
+            model=self.model, weight_format=self.weight_format, kv_dtype=self.kv_dtype, cache_salt=cache_salt
+        )
 
 
 class BlockPool:

@@ -6,7 +6,8 @@ Owners of blocks are block_pool.py's to know.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +46,46 @@ def default_cache_bytes(device: torch.device, *, one_sequence: int, beside: int 
 
 
 @dataclass(frozen=True)
+class KVFormat:
+    """How keys and values are stored. k_scale, v_scale: float32 [layers, kv_heads], what a stored number of 8 bits is
+    multiplied by; None with wider dtypes."""
+
+    dtype: torch.dtype
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+
+class LayerCache(NamedTuple):
+    """Keys and values of one layer, each [blocks, kv_heads, block_size, head_dim]. Scales: [kv_heads], of KVFormat."""
+
+    k: Tensor
+    v: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+    def rows(self, blocks: Tensor | int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return a sequence's keys and values, each [1, kv_heads, length, head_dim] in `dtype`.
+
+        blocks: the numbers of its blocks, or of its one block. A view where neither several blocks nor 8 bits need a
+        copy. Rounds a stored number times its scale once.
+        """
+        return (
+            _rows(self.k, self.k_scale, blocks, length, dtype),
+            _rows(self.v, self.v_scale, blocks, length, dtype),
+        )
+
+
+def _rows(cache: Tensor, scale: Tensor | None, blocks: Tensor | int, length: int, dtype: torch.dtype) -> Tensor:
+    if isinstance(blocks, int):
+        found = cache[blocks, None, :, :length]
+    else:
+        # PyTorch can't index float8 everywhere; its bytes it can.
+        words = cache.view(torch.uint8) if cache.itemsize == 1 else cache
+        found = words[blocks].transpose(0, 1).flatten(1, 2)[None, :, :length].view(cache.dtype)
+    return found if scale is None else (found.float() * scale[:, None, None]).to(dtype)
+
+
+@dataclass(frozen=True)
 class CacheSizes:
     """Sizes of a cache. num_blocks: of each layer; num_slots, blocks_a_row: of the block table."""
 
@@ -63,33 +104,43 @@ class KVCache:
 
     block_table: int32 [rows, blocks a row] on the device; key i of the sequence in row s lies in block
     block_table[s, i // block_size] of every layer. None: row s is block s, and a block is as long as a sequence.
-    Both have their addresses for good: captured graphs and the wave read them.
+    k_scale, v_scale: of KVFormat. wide: room for one layer's keys and for its values in 16 bits, where prompts read
+    stored ones of 8.
+    All have their addresses for good: captured graphs and the wave read them.
     """
 
     k: Tensor
     v: Tensor
     block_table: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+    wide: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def reserve(cls, sizes: CacheSizes, *, dtype: torch.dtype, device: torch.device) -> KVCache:
-        """Reserve a cache whose table is all zeros: block 0 everywhere.
+    def reserve(
+        cls, sizes: CacheSizes, form: KVFormat, *, device: torch.device, wide_dtype: torch.dtype | None = None
+    ) -> KVCache:
+        """Reserve a cache whose table is all zeros: block 0 everywhere. wide_dtype: of `wide`; None: without.
 
         Its memory is not cleared: nothing beyond a sequence's length is ever read. Raises CapacityError.
         """
         shape = (sizes.num_layers, sizes.num_blocks, sizes.num_kv_heads, sizes.block_size, sizes.head_dim)
         try:
-            k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+            k, v = (torch.empty(shape, dtype=form.dtype, device=device) for _ in range(2))
+            wide = None
+            if wide_dtype is not None:
+                wide = torch.empty_like(k[0], dtype=wide_dtype), torch.empty_like(k[0], dtype=wide_dtype)
             table = torch.zeros(sizes.num_slots, sizes.blocks_a_row, dtype=torch.int32, device=device)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            gib = 2 * torch.Size(shape).numel() * dtype.itemsize / 2**30
+            gib = 2 * torch.Size(shape).numel() * form.dtype.itemsize / 2**30
             raise CapacityError(
                 f"KV cache of {sizes.num_blocks * sizes.block_size} tokens",
                 got=f"{gib:.1f} GiB do not fit on {device}",
                 next="Lower max_model_len, max_num_seqs or kv_cache_memory_bytes.",
             ) from error
-        return cls(k, v, table)
+        return cls(k, v, table, form.k_scale, form.v_scale, wide)
 
     @property
     def block_size(self) -> int:
@@ -108,11 +159,12 @@ class KVCache:
 
     def narrowed(self, blocks_a_row: int) -> KVCache:
         """Return the same cache for sequences of so many blocks, for kernels planned by how long one may be."""
-        return self if self.block_table is None else KVCache(self.k, self.v, self.block_table[:, :blocks_a_row])
+        return self if self.block_table is None else replace(self, block_table=self.block_table[:, :blocks_a_row])
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return (k, v) of one layer, each [blocks, kv_heads, block_size, head_dim]."""
-        return self.k[index], self.v[index]
+    def layer(self, index: int) -> LayerCache:
+        """Return one layer's part."""
+        scales = (None if scale is None else scale[index] for scale in (self.k_scale, self.v_scale))
+        return LayerCache(self.k[index], self.v[index], *scales)
 
     def table_of(self, rows: Tensor) -> Tensor:
         """Return the blocks of some sequences, [rows, blocks a row]. rows: int64 [rows]."""

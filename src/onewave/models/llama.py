@@ -8,7 +8,7 @@ output projection, add + RMSNorm, gate/up projection, SwiGLU, down projection. F
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onewave.base.device import device_of
 from onewave.base.errors import UnsupportedError
-from onewave.memory.kv_cache import GPU_BLOCK_SIZE, CacheSizes, KVCache, block_size_on
+from onewave.memory.kv_cache import GPU_BLOCK_SIZE, CacheSizes, KVCache, KVFormat, LayerCache, block_size_on
 from onewave.models.batch import Batch, Phase
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.rope import RotaryTable
@@ -25,6 +25,7 @@ from onewave.ops.append_kv import append_kv
 from onewave.ops.attention import attention, attention_varlen
 from onewave.ops.attention.choose import reads_pages
 from onewave.ops.decode_attention import decode_attention
+from onewave.ops.dequantise_pages import dequantise_pages
 from onewave.ops.embedding import embedding
 from onewave.ops.linear import LinearWeight, linear, linear_swiglu
 from onewave.ops.rms_norm import add_rms_norm, rms_norm
@@ -90,11 +91,15 @@ class LlamaWeights:
 
 
 class Llama:
-    """A loaded model. Holds weights and rotary angles, no state of any sequence."""
+    """A loaded model. Holds weights and rotary angles, no state of any sequence.
+
+    kv_format: of the caches that it makes; by default in the model's dtype.
+    """
 
     def __init__(self, config: ModelConfig, weights: LlamaWeights, *, max_model_len: int):
         self.config, self.weights, self.max_model_len = config, weights, max_model_len
         self.device, self.dtype = weights.norm.device, weights.norm.dtype
+        self.kv_format = KVFormat(self.dtype)
         self.rotary = RotaryTable(config, max_model_len, self.device)
         # Whether prompts run packed, their lengths known to the device alone: where attention reads the cache in place.
         # With dynamic NTK a prompt's angles depend on its length.
@@ -112,7 +117,7 @@ class Llama:
         Raises CapacityError.
         """
         cache = self.new_block_cache(num_blocks=num_slots, num_slots=1, capacity=capacity, block_size=capacity)
-        return KVCache(cache.k, cache.v)
+        return replace(cache, block_table=None)
 
     def new_block_cache(
         self, *, num_blocks: int, num_slots: int, capacity: int, block_size: int | None = None
@@ -126,7 +131,8 @@ class Llama:
         sizes = CacheSizes(
             config.num_layers, config.num_kv_heads, config.head_dim, size, num_blocks, num_slots, -(-capacity // size)
         )
-        return KVCache.reserve(sizes, dtype=self.dtype, device=self.device)
+        wide = self.dtype if self.packs_prompts and self.kv_format.dtype is not self.dtype else None
+        return KVCache.reserve(sizes, self.kv_format, device=self.device, wide_dtype=wide)
 
     def new_row_cache(self, *, num_slots: int, capacity: int) -> KVCache:
         """Make a KV cache of blocks in which every sequence has its own, one after another. Raises CapacityError."""
@@ -157,7 +163,8 @@ class Llama:
                 # The bias goes in before the product is rounded to 16 bits, not after.
                 linear(normed, layer.qkv, layer.qkv_bias),
                 rotary,
-                *cache,
+                cache.k,
+                cache.v,
                 places.rows,
                 places.positions,
                 num_heads=config.num_heads,
@@ -165,8 +172,10 @@ class Llama:
                 k_norm=layer.k_norm,
                 eps=config.rms_norm_eps,
                 block_table=places.table,
+                k_scale=cache.k_scale,
+                v_scale=cache.v_scale,
             )
-            attended = self._attend(batch, reads, queries, *cache, config.layer_windows[index])
+            attended = self._attend(batch, reads, queries, cache, kv.wide, config.layer_windows[index])
             update = linear(attended, layer.o, layer.o_bias)
             normed, residual = self._norm(update, residual, layer.post_norm)
             update = linear(linear_swiglu(normed, layer.gate_up, layer.gate_up_bias), layer.down, layer.down_bias)
@@ -211,16 +220,28 @@ class Llama:
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def _attend(
-        self, batch: Batch, reads: Reads, q: Tensor, k_cache: Tensor, v_cache: Tensor, window: int | None
+        self,
+        batch: Batch,
+        reads: Reads,
+        q: Tensor,
+        cache: LayerCache,
+        wide: tuple[Tensor, Tensor] | None,
+        window: int | None,
     ) -> Tensor:
-        """Attention of each sequence over its own keys; [tokens, heads * head_dim]. caches: one layer's blocks."""
+        """Attention of each sequence over its own keys; [tokens, heads * head_dim]. wide: of KVCache."""
         if batch.phase is Phase.DECODE:
-            attended = decode_attention(q, k_cache, v_cache, reads.lengths, block_table=reads.blocks, window=window)
+            attended = decode_attention(
+                q, cache.k, cache.v, reads.lengths, block_table=reads.blocks, window=window,
+                k_scale=cache.k_scale, v_scale=cache.v_scale,
+            )  # fmt: skip
             assert isinstance(attended, Tensor)  # no LSE was asked for
             return attended.flatten(1)
         if (rows := batch.rows) is not None:
-            pages = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-            longest = reads.blocks.shape[1] * k_cache.shape[2]
+            k, v = cache.k, cache.v
+            if wide is not None:
+                k, v = dequantise_pages(*cache, reads.blocks, rows.starts_k, out=wide)
+            pages = k.transpose(1, 2), v.transpose(1, 2)
+            longest = reads.blocks.shape[1] * k.shape[2]
             attended = attention_varlen(
                 q, *pages, rows.starts_q, rows.starts_k, len(q), longest,
                 causal=True, window=window, block_table=reads.blocks,
@@ -231,7 +252,7 @@ class Llama:
         first = 0
         for chunk, blocks in zip(batch.chunks, reads.chunks, strict=True):
             queries = q[None, first : first + chunk.length].transpose(1, 2)
-            keys, values = (_keys_of(cache, blocks, chunk.end) for cache in (k_cache, v_cache))
+            keys, values = cache.rows(blocks, chunk.end, q.dtype)
             attended = attention(queries, keys, values, causal=True, window=window, backend=self.prefill_backend)
             out[first : first + chunk.length] = attended[0].transpose(0, 1)
             first += chunk.length
@@ -279,10 +300,3 @@ class Reads(NamedTuple):
             return cls(batch.slots, lengths, tuple(chunk.slot for chunk in batch.chunks))
         used = [table[chunk.slot, : -(-chunk.end // kv.block_size)].long() for chunk in batch.chunks]
         return cls(table, lengths, tuple(int(row) if row.is_cpu and len(row) == 1 else row for row in used))
-
-
-def _keys_of(cache: Tensor, blocks: Tensor | int, length: int) -> Tensor:
-    """Return a sequence's keys, [1, kv_heads, length, head_dim]; copied where they lie in several blocks."""
-    if isinstance(blocks, int):
-        return cache[blocks, None, :, :length]
-    return cache[blocks].transpose(0, 1).flatten(1, 2)[None, :, :length]

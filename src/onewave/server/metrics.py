@@ -106,6 +106,15 @@ class Metrics:
             family = kind(self._prefix + name, what, labels=names)
             family.add_metric(values, value)
             yield family
+        runner = self._engine.llm.runner
+        facts = {
+            "block_size": str(runner.block_size),
+            "cache_dtype": self._engine.llm.kv_cache_dtype,
+            "num_gpu_blocks": str(runner.num_blocks),
+        }
+        family = GaugeMetricFamily(self._prefix + "cache_config_info", "The KV cache.", labels=[*names, *facts])
+        family.add_metric([*values, *facts.values()], 1)
+        yield family
         name, what = "inter_token_latency_seconds", "Between two tokens."
         histogram = HistogramMetricFamily(self._prefix + name, what, labels=names)
         histogram.add_metric(values, *self.between.cumulative())

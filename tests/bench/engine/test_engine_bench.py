@@ -51,7 +51,7 @@ class FakeLLM:
     """Prefills a prompt in PREFILL_S seconds and decodes a step in STEP_S, whatever it is asked."""
 
     name, device, dtype, max_model_len = "fake", torch.device("cpu"), torch.float32, 64
-    decode_path, quantization, compact = "eager", None, False
+    decode_path, quantization, kv_cache_dtype, compact = "eager", None, "float32", False
 
     def __init__(self) -> None:
         head = torch.zeros(32, 8)
@@ -59,7 +59,9 @@ class FakeLLM:
         self.config: Any = SimpleNamespace(
             vocab_size=32, num_layers=2, num_kv_heads=3, head_dim=5, layer_windows=(None, 4)
         )
-        self.runner = SimpleNamespace(model=SimpleNamespace(weights=weights), stream=None)
+        self.runner = SimpleNamespace(
+            model=SimpleNamespace(weights=weights, kv_format=SimpleNamespace(dtype=torch.float32)), stream=None
+        )
         self.asked: list[tuple[list[list[int]], Any]] = []
 
     def generate(self, prompts: list[list[int]], params: Any) -> list[Any]:

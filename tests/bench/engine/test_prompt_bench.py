@@ -30,6 +30,7 @@ class FakeLLM:
     """Takes as long for a prompt as its attention says."""
 
     name, dtype, quantization, decode_path = "fake", torch.float32, None, "eager"
+    kv_cache_dtype = "float32"
 
     def __init__(self, device: str = "cuda") -> None:
         self.device = SimpleNamespace(type=device)

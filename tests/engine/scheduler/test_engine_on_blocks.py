@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.models.fake_model import VOCAB, FakeRunner, expected_tokens, make_engine, run_all
-from onewave.engine.engine import PrefixCaching
 from onewave.engine.params import SamplingParams
 from onewave.engine.request import Request
 from onewave.engine.scheduler.sequence import PassLimits
+from onewave.memory.block_pool import PrefixCaching
 from onewave.ops.sampling import stream_key
 
 PROMPT = [5, 9, 33]

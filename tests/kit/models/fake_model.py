@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import WaveStalled
-from onewave.engine.engine import Engine, PrefixCaching
+from onewave.engine.engine import Engine
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompt.passes import PromptChunk
 from onewave.engine.scheduler.sequence import PassLimits
+from onewave.memory.block_pool import PrefixCaching
 from onewave.models.batch import StepRows
 from onewave.ops.sampling import reference, uniforms
 

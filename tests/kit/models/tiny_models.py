@@ -104,8 +104,8 @@ def our_logits(model: Llama, token_ids: Sequence[int], chunks: Sequence[int], *,
     assert kv.block_table is not None
     kv.block_table.copy_(kv.block_table.flip(0, 1))
     # What was never written must never be read.
-    kv.k.fill_(torch.nan)
-    kv.v.fill_(torch.nan)
+    for cache in (kv.k, kv.v):
+        cache.fill_(torch.nan if cache.is_floating_point() else 127)
     rows, first = [], 0
     for length in chunks:
         ids = token_ids[first : first + length]

@@ -163,6 +163,7 @@ def measurement(result: Result, llm: LLM, *, threads: int) -> Measurement:
         "generated_tokens": case.generate,
         "dtype": str(llm.dtype).removeprefix("torch."),
         "quantization": llm.quantization,
+        "kv_cache_dtype": llm.kv_cache_dtype,
         "compact": result.compact,
         "threads": threads if llm.device.type == "cpu" else None,
         "cuda_graphs": result.decode_path == "graph",
@@ -211,7 +212,7 @@ def _step_bytes(llm: LLM, case: Case) -> float:
     """Bytes a decode step reads, averaged over the steps of a test."""
     # Step i feeds the token at index prompt + i and attends to it and everything before.
     lengths = range(case.prompt + 1, case.prompt + case.generate)
-    kv = sum(kv_bytes_read(llm.config, llm.dtype, length) for length in lengths) / len(lengths)
+    kv = sum(kv_bytes_read(llm.config, llm.runner.model.kv_format.dtype, length) for length in lengths) / len(lengths)
     return decode_weight_bytes(llm.runner.model.weights, stream=llm.runner.stream) + case.batch_size * kv
 
 

@@ -59,6 +59,7 @@ class PromptResult:
             "attention_ms": self.alone * 1e3,
             "dtype": str(llm.dtype).removeprefix("torch."),
             "quantization": llm.quantization,
+            "kv_cache_dtype": llm.kv_cache_dtype,
             "decode_path": llm.decode_path,
         }
         return Measurement(llm.name, "prompt", "ms", self.seconds.scaled(1e3), None, extra)

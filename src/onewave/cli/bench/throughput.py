@@ -39,7 +39,12 @@ def throughput(
         results = [measure_throughput(llm, case, reps=reps, warmup=warmup, show=show_status)]
         facts = {"model": llm.name, "device": str(llm.device), "decode_path": llm.decode_path}
         where, dtype = llm.device, llm.dtype
-        extra = {"dtype": name_of(dtype), "quantization": llm.quantization, "decode_path": llm.decode_path}
+        extra = {
+            "dtype": name_of(dtype),
+            "quantization": llm.quantization,
+            "kv_cache_dtype": llm.kv_cache_dtype,
+            "decode_path": llm.decode_path,
+        }
     if peer:
         found = resolve(asked.model, Settings.from_env(), revision=asked.revision, load_format="dummy")
         results.append(measure_transformers(found, (where, dtype), case, reps=reps, warmup=warmup, show=show_status))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from onewave.models.step_plan import StepPlan
 
 _WAVE_PATHS = ("auto", "wave")
+_KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 
@@ -52,6 +53,7 @@ def resolve_load(
         insists=asked.compact is True or plan is not None,
         plan=plan,
         progress=asked.progress,
+        kv_dtype=choose_kv_dtype(asked.kv_cache_dtype, device),
     )
 
 
@@ -147,6 +149,13 @@ def choose_weight_format(
     rounding = find_rounding(quantization)
     may_be = dtype is torch.bfloat16 and decode in _WAVE_PATHS and rounding is None
     return COMPACT if may_be and compact is not False else rounding
+
+
+def choose_kv_dtype(name: str, device: torch.device) -> torch.dtype | None:
+    """The dtype of keys and values in 8 bits, of a checked name; None for auto. Raises UnsupportedError."""
+    if name == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        raise UnsupportedError("kv_cache_dtype", got=f"'fp8' on {device}", allowed="sm_89 or newer", next="Use int8.")
+    return _KV_DTYPES.get(name)
 
 
 def choose_operand_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from onewave.base.errors import CapacityError, ModelError, OnewaveError
+from onewave.base.errors import CapacityError, ModelError, OnewaveError, UnsupportedError
 from onewave.engine.load.checkpoint import load_model
+from onewave.engine.load.kv_format import set_kv_format
 from onewave.engine.load.options import LoadOptions
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
@@ -56,6 +57,12 @@ def load(
     reason: str | None = None
     if decode == "auto" and options.insists:
         decode = "wave"  # nothing else keeps such weights
+    if options.kv_dtype is not None and decode in _WAVE_PATHS:
+        reason = f"KV cache in {options.kv_name}"
+        if decode == "wave":
+            raise UnsupportedError("decode wave", got=reason, allowed="one in 16 bits", next='Use decode="graph".')
+        _log.warning("decoding with CUDA graphs, not as one wave: %s", reason)
+        decode = "graph"
     if decode in _WAVE_PATHS:
         from onewave.engine.load.wave import load_wave
         from onewave.engine.wave_decode import unsuited
@@ -113,4 +120,5 @@ def _load_plain(location: ModelLocation, config: ModelConfig, options: LoadOptio
                 nats,
                 len(sample),
             )
+    set_kv_format(found, location, options)
     return found

@@ -35,7 +35,7 @@ class LoadOptions:
     are. insists: on that format; otherwise weights that it can't hold stay as they are. plan: of the decode step;
     None: the wave's own. progress: draw a bar on stderr. compilers: the processes that `warm_up` has begun.
     times: is told how long each phase takes. sample: gives token ids of a small text, on which the cost of rounding is
-    measured; none: it is not.
+    measured; none: it is not. kv_dtype: of keys and values in 8 bits; None: the model's.
     """
 
     dtype: torch.dtype
@@ -51,6 +51,7 @@ class LoadOptions:
     progress: bool = False
     compilers: ProcessPoolExecutor | None = None
     sample: Callable[[], Sequence[int]] | None = None
+    kv_dtype: torch.dtype | None = None
     times: Stopwatch = field(default_factory=Stopwatch, compare=False)
 
     @property
@@ -69,8 +70,8 @@ class LoadOptions:
         return self.weight_format if isinstance(self.weight_format, Rounding) else None
 
     def with_sample(self, tokenizer: Future[tuple[Tokenizer | None, TokenizerError | None]]) -> LoadOptions:
-        """These options with a sample by a tokenizer that loads meanwhile, where weights are rounded."""
-        if self.rounding is None:
+        """These options with a sample by a tokenizer that loads meanwhile, where weights or the cache are rounded."""
+        if self.rounding is None and self.kv_dtype is None:
             return self
 
         def sample() -> Sequence[int]:
@@ -80,6 +81,12 @@ class LoadOptions:
             return [] if found is None else found.encode(TEXT)[: self.max_model_len]
 
         return replace(self, sample=sample)
+
+    @property
+    def kv_name(self) -> str:
+        """What keys and values are kept in: a name that LLM's kv_cache_dtype has, or the model's dtype."""
+        names = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+        return str(self.dtype).removeprefix("torch.") if self.kv_dtype is None else names[self.kv_dtype]
 
     def positions(self, config: ModelConfig) -> int:
         """Positions with rotary angles."""

@@ -15,6 +15,7 @@ _NEXT = "Use the model's unquantised checkpoint or a GGUF of it."
 _BITS = (4, 8)
 # compressed-tensors' formats: whether their codes are packed into words.
 _FORMATS = {"pack-quantized": True, "int-quantized": False, "float-quantized": False, "naive-quantized": False}
+_LARGEST_OF_KV = {"float8": 448.0, "int8": 127.0}
 _STRATEGIES = ("tensor", "channel", "group", "block")
 
 
@@ -28,6 +29,22 @@ def read_scheme(fields: Fields) -> Scheme | None:
     if method is None or reader is None:
         raise section.unsupported("quant_method", method or "missing", ", ".join(_METHODS), next=_NEXT)
     return reader(section)
+
+
+def read_largest_of_kv(fields: Fields) -> float:
+    """The number that a stored scale of keys or values makes of the largest one: 448 for e4m3, 127 for int8.
+
+    Raises ConfigError, UnsupportedError.
+    """
+    section = fields.section("quantization_config") or fields.section("compression_config")
+    scheme = None if section is None else section.section("kv_cache_scheme")
+    if scheme is None:
+        return _LARGEST_OF_KV["float8"]
+    kind = f"{scheme.text('type') or 'float'}{scheme.integer('num_bits')}"
+    if kind not in _LARGEST_OF_KV or not scheme.flag("symmetric", default=True):
+        got = kind if kind not in _LARGEST_OF_KV else f"{kind} with zero points"
+        raise scheme.unsupported("type", got, "float8, int8, symmetric", next="Use kv_cache_dtype='auto'.")
+    return _LARGEST_OF_KV[kind]
 
 
 def _gptq(section: Fields) -> Scheme:

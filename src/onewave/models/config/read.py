@@ -12,7 +12,7 @@ from onewave.models.config.fields import Fields
 from onewave.models.config.gguf import ROPE_DIVISORS, from_gguf
 from onewave.models.config.hf import from_hf
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.config.quantization import read_scheme
+from onewave.models.config.quantization import read_largest_of_kv, read_scheme
 from onewave.weights.fetch.sources import BUILTIN_DIR, ModelLocation, builtin_names
 from onewave.weights.quantized.scheme import Scheme
 
@@ -73,8 +73,18 @@ def load_scheme(location: ModelLocation) -> Scheme | None:
     """
     if location.kind != "hf" or location.path is None:
         return None
-    file = location.path / "config.json"
-    return read_scheme(Fields(read_json_object(file, ConfigError), str(file)))
+    return read_scheme(_fields_of(location.path))
+
+
+def load_largest_of_kv(location: ModelLocation) -> float:
+    """read_largest_of_kv of a Hugging Face directory."""
+    assert location.path is not None, "only such a directory has stored scales"
+    return read_largest_of_kv(_fields_of(location.path))
+
+
+def _fields_of(directory: Path) -> Fields:
+    file = directory / "config.json"
+    return Fields(read_json_object(file, ConfigError), str(file))
 
 
 def _read_directory(path: Path) -> ModelConfig:

@@ -17,8 +17,8 @@ from onewave.weights.store import TensorInfo, WeightStore
 
 # Codes in a file's own dtype that are not the matrix itself.
 _CODES = ("I8", "F8_E4M3", "I32")
-# Scales of a quantised KV cache, which stays in 16 bits or more here.
-_UNUSED = (".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
+# Scales of a quantised KV cache, which engine/load/kv_format.py reads.
+_UNUSED = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
 
 
 class QuantizedStore:
