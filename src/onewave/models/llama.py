@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onewave.base.device import device_of
 from onewave.base.errors import UnsupportedError
-from onewave.memory.kv_cache import GPU_BLOCK_SIZE, CacheSizes, KVCache, KVFormat, LayerCache, block_size_on
+from onewave.memory.kv_cache import CacheSizes, KVCache, KVFormat, LayerCache, block_size_on
 from onewave.models.batch import Batch, Phase
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.rope import RotaryTable
@@ -101,15 +101,15 @@ class Llama:
         self.device, self.dtype = weights.norm.device, weights.norm.dtype
         self.kv_format = KVFormat(self.dtype)
         self.rotary = RotaryTable(config, max_model_len, self.device)
+        on_cpu = self.device.type == "cpu"
+        in_place = reads_pages(device_of(self.device), self.dtype, config.head_dim, block_size_on(self.device))
+        # Whether a prompt pass whose lengths the host knows reads the cache in place.
+        self._reads_in_place = on_cpu and in_place
         # Whether prompts run packed, their lengths known to the device alone: where attention reads the cache in place.
         # With dynamic NTK a prompt's angles depend on its length.
-        self.packs_prompts = (
-            self.device.type == "cuda"
-            and not self.rotary.varies
-            and reads_pages(device_of(self.device), self.dtype, config.head_dim, GPU_BLOCK_SIZE)
-        )
+        self.packs_prompts = self.device.type == "cuda" and not self.rotary.varies and in_place
         # A GPU's kernels begin at 16; PyTorch's attention takes the small heads of test models.
-        self.prefill_backend = "auto" if self.device.type == "cpu" or config.head_dim >= 16 else "torch"
+        self.prefill_backend = "auto" if on_cpu or config.head_dim >= 16 else "torch"
 
     def new_cache(self, *, num_slots: int, capacity: int) -> KVCache:
         """Make a KV cache for sequences of up to `capacity` tokens, one after another in memory, without a block table.
@@ -151,7 +151,10 @@ class Llama:
         """
         config, weights = self.config, self.weights
         rotary = self._rotary_rows(batch, kv.capacity)
-        places, reads = _places(batch, kv), Reads.of(batch, kv)
+        places, reads = (
+            _places(batch, kv),
+            Reads.of(batch, kv, in_place=self._reads_in_place and kv.k.dtype is self.dtype),
+        )
         # Residual stream and the output of the block before it; each norm adds the two. The stream stays float32:
         # rounding it twice a layer would be the largest avoidable error of a 16-bit model (test_parity.py).
         residual = embedding(batch.token_ids, weights.embedding).float()
@@ -236,14 +239,14 @@ class Llama:
             )  # fmt: skip
             assert isinstance(attended, Tensor)  # no LSE was asked for
             return attended.flatten(1)
-        if (rows := batch.rows) is not None:
+        if reads.starts is not None:
             k, v = cache.k, cache.v
             if wide is not None:
-                k, v = dequantise_pages(*cache, reads.blocks, rows.starts_k, out=wide)
+                k, v = dequantise_pages(*cache, reads.blocks, reads.starts[1], out=wide)
             pages = k.transpose(1, 2), v.transpose(1, 2)
             longest = reads.blocks.shape[1] * k.shape[2]
             attended = attention_varlen(
-                q, *pages, rows.starts_q, rows.starts_k, len(q), longest,
+                q, *pages, *reads.starts, len(q), longest,
                 causal=True, window=window, block_table=reads.blocks,
             )  # fmt: skip
             assert isinstance(attended, Tensor)  # no LSE was asked for
@@ -278,25 +281,33 @@ def _places(batch: Batch, kv: KVCache) -> _Places:
 class Reads(NamedTuple):
     """What attention reads.
 
-    blocks: [sequences, blocks a row], of a decode step and of a packed pass; lengths: int64 [sequences], the new token
-    counted. chunks: each chunk's blocks otherwise, or its one block's number.
+    blocks: [sequences, blocks a row], of a decode step and of a prompt pass that reads in place; lengths: int64
+    [sequences], the new token counted. starts: where each sequence's queries and keys begin in such a pass, as
+    PromptRows has them. chunks: each chunk's blocks otherwise, or its one block's number.
     """
 
     blocks: Tensor
     lengths: Tensor
+    starts: tuple[Tensor, Tensor] | None = None
     chunks: tuple[Tensor | int, ...] = ()
 
     @classmethod
-    def of(cls, batch: Batch, kv: KVCache) -> Reads:
+    def of(cls, batch: Batch, kv: KVCache, *, in_place: bool) -> Reads:
         lengths = batch.positions + 1
         if batch.rows is not None:
-            return cls(kv.table_of(batch.rows.sequences).int(), lengths)
+            return cls(kv.table_of(batch.rows.sequences).int(), lengths, (batch.rows.starts_q, batch.rows.starts_k))
         if batch.phase is Phase.DECODE:
             blocks = kv.table_of(batch.slots)
             # A CPU's loops would have it in 64 bits in every layer.
             return cls(blocks if blocks.is_cuda else blocks.long(), lengths)
-        table = kv.block_table
+        table, chunks = kv.block_table, batch.chunks
+        if in_place:
+            used = max(-(-chunk.end // kv.block_size) for chunk in chunks)
+            blocks = kv.table_of(torch.tensor([chunk.slot for chunk in chunks], device=lengths.device))[:, :used]
+            of_each = [chunk.length for chunk in chunks], [chunk.end for chunk in chunks]
+            starts = torch.tensor([[0, *accumulate(each)] for each in of_each], dtype=torch.int32).to(lengths.device)
+            return cls(blocks.int(), lengths, (starts[0], starts[1]))
         if table is None:
-            return cls(batch.slots, lengths, tuple(chunk.slot for chunk in batch.chunks))
-        used = [table[chunk.slot, : -(-chunk.end // kv.block_size)].long() for chunk in batch.chunks]
-        return cls(table, lengths, tuple(int(row) if row.is_cpu and len(row) == 1 else row for row in used))
+            return cls(batch.slots, lengths, chunks=tuple(chunk.slot for chunk in chunks))
+        used = [table[chunk.slot, : -(-chunk.end // kv.block_size)].long() for chunk in chunks]
+        return cls(table, lengths, chunks=tuple(int(row) if row.is_cpu and len(row) == 1 else row for row in used))

@@ -155,10 +155,14 @@ def test_packed_sequences_equal_each_alone(mask: dict[str, Any]) -> None:
     out, lse = with_lse(q, k, v, *cu, 31, 60, **mask)
     for row, (queries, keys) in enumerate(lengths):
         parts = [t[s : s + n] for t, s, n in ((q, cu[0][row], queries), (k, cu[1][row], keys), (v, cu[1][row], keys))]
-        alone, alone_lse = with_lse(*(part.transpose(0, 1)[None] for part in parts), **mask)
+        starts = [torch.tensor([0, n], dtype=torch.int32) for n in (queries, keys)]
+        alone, alone_lse = with_lse(*parts, *starts, queries, keys, **mask)
         at = slice(int(cu[0][row]), int(cu[0][row]) + queries)
-        assert torch.equal(out[at], alone[0].transpose(0, 1))
-        assert torch.equal(lse[:, at], alone_lse[0])
+        assert torch.equal(out[at], alone)
+        assert torch.equal(lse[:, at], alone_lse)
+        whole, whole_lse = with_lse(*(part.transpose(0, 1)[None] for part in parts), **mask)
+        torch.testing.assert_close(alone, whole[0].transpose(0, 1), atol=2e-6, rtol=0)
+        torch.testing.assert_close(alone_lse, whole_lse[0], atol=2e-6, rtol=0)
 
 
 def test_tokens_outside_every_sequence_are_not_written() -> None:

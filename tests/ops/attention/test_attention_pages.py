@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from kit.attention_oracle import oracle, within_rule
 from kit.operands.random import randn
 from onewave.base.errors import InvalidArgumentError, OnewaveError, ShapeError
 from onewave.ops.attention import checks
@@ -56,6 +58,28 @@ def test_pages_are_attended_to_as_if_they_lay_in_a_row(size: int, mask: dict[str
     compiled = torch.compile(attention_varlen, backend="eager", fullgraph=True)
     again = compiled(q, k_pages, v_pages, starts, key_starts, *longest, block_table=table, **mask)
     assert torch.equal(cast("Tensor", again), cast("Tensor", expected))
+
+
+@pytest.mark.parametrize(("head_dim", "size", "window"), [(16, 7, None), (48, 16, 30), (64, 64, None), (80, 1, 100)])
+def test_a_prompt_cut_anywhere_has_the_same_bits_on_a_cpu(head_dim: int, size: int, window: int | None) -> None:
+    q = randn(150, 6, head_dim, seed=0)
+    k, v = (randn(150, 2, head_dim, seed=seed) for seed in (1, 2))
+    (k_pages, table), (v_pages, _) = in_pages(k, [150], size), in_pages(v, [150], size)
+
+    def part(first: int, end: int) -> Tensor:
+        given = starts_of([end - first]), starts_of([end]), end - first, end
+        found = attention_varlen(
+            q[first:end], k_pages, v_pages, *given, block_table=table, causal=True, window=window
+        )  # fmt: skip
+        return cast("Tensor", found)
+
+    whole, (exact, baseline) = part(0, 150), (
+        oracle(*(x.to(dtype).transpose(0, 1)[None] for x in (q, k, v)), causal=True, window=window)[0]
+        for dtype in (torch.float64, torch.float32)
+    )  # fmt: skip
+    assert within_rule(whole, exact[0].transpose(0, 1), baseline[0].transpose(0, 1))
+    cuts = [0, 1, 64, 70, 149, 150]
+    assert torch.equal(torch.cat([part(*cut) for cut in pairwise(cuts)]), whole)
 
 
 @pytest.mark.parametrize(

@@ -166,9 +166,9 @@ def check_lengths(call: AttentionCall) -> None:
     if table is not None:
         check_table(name, k, table, (packed.cu_seqlens_q, packed.cu_seqlens_k), call.options)
         max_keys = table.numel() * k.shape[1]
-    of_queries = [int(n) for n in packed.cu_seqlens_q.cpu()]
+    of_queries: list[int] = packed.cu_seqlens_q.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     _check_starts(f"{name}: cu_seqlens_q", of_queries, max_queries, limit, q.shape[0])
-    of_keys = [int(n) for n in packed.cu_seqlens_k.cpu()]
+    of_keys: list[int] = packed.cu_seqlens_k.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     if table is not None and of_keys[0] > 0:  # where pages hold the keys, only differences count
         max_keys += of_keys[0]
     _check_starts(f"{name}: cu_seqlens_k", of_keys, packed.max_seqlen_k, "max_seqlen_k", max_keys)

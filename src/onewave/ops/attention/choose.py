@@ -20,6 +20,7 @@ from onewave.ops.attention.plan import AttentionChoice, Facts
 from onewave.ops.attention.triton.plan import plan_portable
 from onewave.ops.backends import load
 from onewave.ops.choice import Asked, because, empty_on_meta
+from onewave.ops.cpu import LANES
 
 _FIRST_WITH_TMA = (9, 0)
 _LAUNCHERS = {"mma": "mma.launch", "auto": "hopper.launch", "gluon": "hopper.launch"}
@@ -41,11 +42,16 @@ _WITH_EXTRAS = _torch("reference", "softcap, sinks, ALiBi and the LSE are beyond
 _NO_ROWS = _torch("reference", "nothing to attend to")
 _MASKED = _torch("torch", "a mask is built only where the causal flag can't say it")
 _WHOLE = _torch("torch", "no mask is needed")
+_ON_TEAM = AttentionChoice(
+    "cpu", "numba_impl", "attention/cpu/kernel_impl.py: items", (because("packed float32: pages are read in place"),)
+)
 
 
 def choose(call: AttentionCall) -> AttentionChoice:
     """Return what runs. Raises UnsupportedError where an explicit backend does not take the call."""
     if call.on_cpu or call.backend in _ASKED:
+        if call.on_cpu and _runs_on_team(call):
+            return _ON_TEAM
         choice = _in_pytorch(call)
         paged = call.packed is not None and call.packed.block_table is not None
         return replace(choice, copies_pages=True) if paged else choice
@@ -53,6 +59,20 @@ def choose(call: AttentionCall) -> AttentionChoice:
     if facts.page_size is None:
         return _on_gpu(facts)
     return _of_pages(facts, _facts_of_copy(call, facts))
+
+
+def _runs_on_team(call: AttentionCall) -> bool:
+    """Whether our loops run a call on a CPU."""
+    q, k, v = call.q, call.k, call.v
+    return (
+        call.backend == "auto"
+        and call.packed is not None
+        and q.dtype is torch.float32
+        and q.shape[-1] % LANES == 0
+        and q.numel() > 0
+        and k.stride() == v.stride()
+        and all(each is None for each in (call.options.softcap, *call.extras))
+    )
 
 
 def _in_pytorch(call: AttentionCall) -> AttentionChoice:

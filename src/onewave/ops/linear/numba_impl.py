@@ -18,16 +18,17 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
+from onewave.ops.cpu import LANES
 from onewave.ops.cpu.math_impl import floats, integers
 from onewave.ops.cpu.team_impl import call, kernel, ordered_kernel, run
-from onewave.ops.linear.packed import BLOCK, FORMATS, LANES, PackedRows, PackedWeight
-from onewave.ops.linear.unpack_impl import CHUNKS, FLOATS, I64, Emitter, Group
+from onewave.ops.cpu.vectors_impl import FLOATS, I64
+from onewave.ops.linear.packed import BLOCK, FORMATS, PackedRows, PackedWeight
+from onewave.ops.linear.unpack_impl import CHUNKS, BlockEmitter, Group
 
 # Places of a group in a thread's room: 32 columns of 16 weights, two scales and the shift; in bytes.
 _COLUMN = 4 * LANES
@@ -49,32 +50,12 @@ def _chain(column: int) -> int:
     return column % 2 + 2 * (column // 16)
 
 
-def _finish(e: Emitter, total, parts, group: Group, inputs):
+def _finish(e: BlockEmitter, total, parts, group: Group, inputs):
     """Add a group to a token's total. parts: its four sums. inputs: where the sum of its inputs is."""
     for half in range(2):
         part = e.b.fadd(parts[2 * half], parts[2 * half + 1])
         total = e.b.fadd(part, total) if group.scales is None else e.fma(part, group.scales[half], total)
     return total if group.shift is None else e.fma(group.shift, e.broadcast(inputs, 0), total)
-
-
-def _loop(builder: ir.IRBuilder, count, totals, step: Callable):
-    """Run step(index, totals) -> totals `count` times, at least once; return the last totals."""
-    before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    index = builder.phi(I64)
-    index.add_incoming(I64(0), before)
-    carried = [builder.phi(FLOATS) for _ in totals]
-    for phi, total in zip(carried, totals, strict=True):
-        phi.add_incoming(total, before)
-    found = step(index, carried)
-    following = builder.add(index, I64(1))
-    index.add_incoming(following, builder.block)
-    for phi, total in zip(carried, found, strict=True):
-        phi.add_incoming(total, builder.block)
-    builder.cbranch(builder.icmp_signed("<", following, count), loop, after)
-    builder.position_at_end(after)
-    return found
 
 
 def _direct(kind: str):
@@ -89,7 +70,7 @@ def _direct(kind: str):
     def tile(_context, tile, x, sums, out, blocks):
         def emit(context, builder, _signature, args):
             tile, x, sums, out, blocks = args
-            e = Emitter(builder)
+            e = BlockEmitter(builder)
             zero = e.numbers(0.0)
 
             def block(index, totals):
@@ -109,7 +90,7 @@ def _direct(kind: str):
                     first += len(groups)
                 return [total]
 
-            (total,) = _loop(builder, blocks, [zero], block)
+            (total,) = e.loop(blocks, [zero], block)
             e.store(total, out, 0)
             return context.get_dummy_value()
 
@@ -141,7 +122,7 @@ def _unpack(kind: str):
     def unpack(_context, tile, room, blocks):
         def emit(context, builder, _signature, args):
             tile, room, blocks = args
-            e = Emitter(builder)
+            e = BlockEmitter(builder)
 
             def block(index, totals):
                 base = builder.add(tile, builder.mul(index, I64(form.block_bytes)))
@@ -158,7 +139,7 @@ def _unpack(kind: str):
                     first += len(groups)
                 return totals
 
-            _loop(builder, blocks, [], block)
+            e.loop(blocks, [], block)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 3), emit
@@ -177,20 +158,17 @@ def _from_room(tokens: int, *, shifted: bool):
     def multiply(_context, room, x, sums, out, groups, later, x_stride, sums_stride, out_stride):
         def emit(context, builder, _signature, args):
             room, x, sums, out, groups, later, x_stride, sums_stride, out_stride = args
-            e = Emitter(builder)
+            e = BlockEmitter(builder)
             zero = e.numbers(0.0)
             is_later = builder.icmp_signed("!=", later, I64(0))
 
-            def row(start, stride, token):
-                return builder.add(start, builder.mul(stride, I64(token)))
-
-            outs = [row(out, out_stride, token) for token in range(tokens)]
+            outs = [e.step(out, out_stride, token) for token in range(tokens)]
             totals = [builder.select(is_later, e.load(at, 0, FLOATS, 4), zero) for at in outs]
 
             def step(index, totals):
                 base = builder.add(room, builder.mul(index, I64(_GROUP)))
                 at = builder.add(x, builder.mul(index, I64(4 * BLOCK)))
-                inputs = [row(at, x_stride, token) for token in range(tokens)]
+                inputs = [e.step(at, x_stride, token) for token in range(tokens)]
                 scales = [e.load(base, _SCALES + half * _COLUMN, FLOATS, 64) for half in range(2)]
                 shift = e.load(base, _SHIFT, FLOATS, 64) if shifted else None
                 parts = [[zero] * 4 for _ in range(tokens)]
@@ -202,11 +180,11 @@ def _from_room(tokens: int, *, shifted: bool):
                 at = builder.add(sums, builder.mul(index, I64(4)))
                 group = Group((scales[0], scales[1]), shift)
                 return [
-                    _finish(e, total, parts[token], group, row(at, sums_stride, token))
+                    _finish(e, total, parts[token], group, e.step(at, sums_stride, token))
                     for token, total in enumerate(totals)
                 ]
 
-            for at, total in zip(outs, _loop(builder, groups, totals, step), strict=True):
+            for at, total in zip(outs, e.loop(groups, totals, step), strict=True):
                 e.store(total, at, 0)
             return context.get_dummy_value()
 

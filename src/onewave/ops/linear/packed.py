@@ -34,8 +34,8 @@ from torch import Tensor
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.base.grouped import in_order
 from onewave.base.quantized import QuantizedRows, dequantize_rows
+from onewave.ops.cpu import LANES
 
-LANES = 16
 BLOCK = 32
 """Columns of a group, the unit of the kernels' sums."""
 BITS = "bits"

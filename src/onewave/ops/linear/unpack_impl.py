@@ -1,8 +1,6 @@
 """Blocks of packed weights in registers: LLVM instructions that turn a tile's bytes into floats.
 
-A tile has 16 rows (ops/linear/packed.py), and one SIMD lane holds one row. Array languages have no words for "16 lanes,
-unpack, fused multiply-add" that reach the machine, so the instructions are written as LLVM IR; LLVM maps 16-lane
-vectors to AVX-512, two AVX2 or four NEON registers.
+A tile has 16 rows (ops/linear/packed.py), and one SIMD lane holds one row.
 
 A format's function takes the emitter and the address of a tile's block, and returns chunks. A chunk is a list of groups
 of 32 columns, and a generator of (group, column in the group, 16 weights before scaling) that covers them once; groups
@@ -16,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
-from onewave.ops.linear.packed import FORMATS, LANES
+from onewave.ops.cpu import LANES
+from onewave.ops.cpu.vectors_impl import FLOATS, I32, I64, WORDS, Emitter
+from onewave.ops.linear.packed import FORMATS
 
-FLOAT, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-FLOATS, WORDS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
 _BYTES, _HALVES = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(ir.IntType(16), LANES)
 _QUAD, _MARKS = ir.VectorType(ir.IntType(8), 4 * LANES), ir.VectorType(ir.IntType(1), 4 * LANES)
 _Values = Iterator[tuple[int, int, Any]]
@@ -36,38 +33,11 @@ class Group:
     shift: Any = None
 
 
-class Emitter:
-    """Writes the vector instructions of one tile; every method returns an LLVM value."""
-
-    def __init__(self, builder: ir.IRBuilder):
-        self.b = builder
-        self._fma = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(FLOATS, [FLOATS] * 3), "llvm.fma.v16f32"
-        )
-
-    def pointer(self, base, offset: int, kind):
-        return self.b.inttoptr(self.b.add(base, I64(offset)), kind.as_pointer())
-
-    def load(self, base, offset: int, kind, align: int):
-        value = self.b.load(self.pointer(base, offset, kind))
-        value.align = align
-        return value
-
-    def store(self, value, base, offset: int, align: int = 4) -> None:
-        self.b.store(value, self.pointer(base, offset, value.type)).align = align
-
-    def broadcast(self, base, offset: int):
-        first = self.b.insert_element(FLOATS(ir.Undefined), self.load(base, offset, FLOAT, 4), I32(0))
-        return self.b.shuffle_vector(first, FLOATS(ir.Undefined), WORDS([0] * LANES))
-
-    def fma(self, x, y, z):
-        return self.b.call(self._fma, [x, y, z])
+class BlockEmitter(Emitter):
+    """Writes the vector instructions of one tile."""
 
     def splat(self, value: int):
         return WORDS([value] * LANES)
-
-    def numbers(self, value: float):
-        return FLOATS([value] * LANES)
 
     def byte(self, base, number: int):
         """The bytes `number` of 16 rows as words."""
@@ -138,20 +108,20 @@ class Emitter:
 _Chunks = Iterator[tuple[list[Group], _Values]]
 
 
-def _one(e: Emitter, base, values: _Values, *, shifted: bool = False) -> _Chunks:
+def _one(e: BlockEmitter, base, values: _Values, *, shifted: bool = False) -> _Chunks:
     """A block of 32 columns that begins with its scale, and, where shifted, its offset."""
     scale = e.half(base, 0)
     yield [Group((scale, scale), e.half(base, 2) if shifted else None)], values
 
 
-def _nibbles(e: Emitter, base, start: int, middle: int) -> _Values:
+def _nibbles(e: BlockEmitter, base, start: int, middle: int) -> _Values:
     for column in range(16):
         packed = e.byte(base, start + column)
         yield 0, column, e.number(e.bits(packed, 0, 4), middle)
         yield 0, column + 16, e.number(e.bits(packed, 4, 4), middle)
 
 
-def _fives(e: Emitter, base, start: int, middle: int) -> _Values:
+def _fives(e: BlockEmitter, base, start: int, middle: int) -> _Values:
     """Fifth bits, 16 rows of a column in two bytes, then nibbles."""
     for first in range(0, 16, 4):
         packed = e.quad(base, start + 4 + first)
@@ -164,27 +134,27 @@ def _fives(e: Emitter, base, start: int, middle: int) -> _Values:
                 yield 0, at, value
 
 
-def _q4_0(e: Emitter, base) -> _Chunks:
+def _q4_0(e: BlockEmitter, base) -> _Chunks:
     return _one(e, base, _nibbles(e, base, 2, 8))
 
 
-def _q4_1(e: Emitter, base) -> _Chunks:
+def _q4_1(e: BlockEmitter, base) -> _Chunks:
     return _one(e, base, _nibbles(e, base, 4, 0), shifted=True)
 
 
-def _q5_0(e: Emitter, base) -> _Chunks:
+def _q5_0(e: BlockEmitter, base) -> _Chunks:
     return _one(e, base, _fives(e, base, 2, 16))
 
 
-def _q5_1(e: Emitter, base) -> _Chunks:
+def _q5_1(e: BlockEmitter, base) -> _Chunks:
     return _one(e, base, _fives(e, base, 4, 0), shifted=True)
 
 
-def _q8_0(e: Emitter, base) -> _Chunks:
+def _q8_0(e: BlockEmitter, base) -> _Chunks:
     return _one(e, base, ((0, column, e.number(e.signed_byte(base, 2 + column))) for column in range(32)))
 
 
-def _k_groups(e: Emitter, base) -> list[Group]:
+def _k_groups(e: BlockEmitter, base) -> list[Group]:
     """Eight groups whose scales and minima are six-bit steps, in 12 bytes behind two fp16 numbers."""
     d, m = e.half(base, 0), e.b.fneg(e.half(base, 2))
     steps = [e.byte(base, 4 + place) for place in range(12)]
@@ -200,7 +170,7 @@ def _k_groups(e: Emitter, base) -> list[Group]:
     return groups
 
 
-def _fours(e: Emitter, base, start: int) -> _Values:
+def _fours(e: BlockEmitter, base, start: int) -> _Values:
     """64 columns in 32 bytes: low nibbles, then high ones."""
     for column in range(32):
         packed = e.byte(base, start + column)
@@ -208,7 +178,7 @@ def _fours(e: Emitter, base, start: int) -> _Values:
             yield group, column, e.number(e.bits(packed, 4 * group, 4))
 
 
-def _k_fives(e: Emitter, base, chunk: int) -> _Values:
+def _k_fives(e: BlockEmitter, base, chunk: int) -> _Values:
     """As _fours, with the fifth bits of all eight groups in 32 bytes."""
     for first in range(0, 32, 4):
         packed, fifth = e.quad(base, 48 + 32 * chunk + first), e.quad(base, 16 + first)
@@ -218,19 +188,19 @@ def _k_fives(e: Emitter, base, chunk: int) -> _Values:
                 yield group, column, value
 
 
-def _q4_k(e: Emitter, base) -> _Chunks:
+def _q4_k(e: BlockEmitter, base) -> _Chunks:
     groups = _k_groups(e, base)
     for chunk in range(4):
         yield groups[2 * chunk : 2 * chunk + 2], _fours(e, base, 16 + 32 * chunk)
 
 
-def _q5_k(e: Emitter, base) -> _Chunks:
+def _q5_k(e: BlockEmitter, base) -> _Chunks:
     groups = _k_groups(e, base)
     for chunk in range(4):
         yield groups[2 * chunk : 2 * chunk + 2], _k_fives(e, base, chunk)
 
 
-def _sixes(e: Emitter, base, half: int) -> _Values:
+def _sixes(e: BlockEmitter, base, half: int) -> _Values:
     """128 columns: for four in a quarter of them two quads with low and high nibbles, and one with two bits of each."""
     for first in range(0, 32, 4):
         start = 18 + 96 * half + 3 * first
@@ -242,7 +212,7 @@ def _sixes(e: Emitter, base, half: int) -> _Values:
                 yield group, column, value
 
 
-def _q6_k(e: Emitter, base) -> _Chunks:
+def _q6_k(e: BlockEmitter, base) -> _Chunks:
     d = e.half(base, 0)
     for half in range(2):
         steps = [e.b.fmul(d, e.number(e.signed_byte(base, 2 + 8 * half + place))) for place in range(8)]
@@ -250,13 +220,13 @@ def _q6_k(e: Emitter, base) -> _Chunks:
         yield groups, _sixes(e, base, half)
 
 
-def _g4z(e: Emitter, base) -> _Chunks:
+def _g4z(e: BlockEmitter, base) -> _Chunks:
     scale = e.half(base, 0)
     shift = e.b.fneg(e.b.fmul(scale, e.number(e.byte(base, 2))))
     yield [Group((scale, scale), shift)], _nibbles(e, base, 3, 0)
 
 
-def _g8(e: Emitter, base) -> _Chunks:
+def _g8(e: BlockEmitter, base) -> _Chunks:
     scale, shift = (e.load(base, 4 * place * LANES, FLOATS, 4) for place in range(2))
     yield (
         [Group((scale, scale), shift)],
@@ -264,24 +234,24 @@ def _g8(e: Emitter, base) -> _Chunks:
     )
 
 
-def _gf8(e: Emitter, base) -> _Chunks:
+def _gf8(e: BlockEmitter, base) -> _Chunks:
     scale = e.load(base, 0, FLOATS, 4)
     yield [Group((scale, scale))], ((0, column, e.e4m3(e.byte(base, 4 + column))) for column in range(32))
 
 
-def _dense(weight: Callable[[Emitter, Any, int], Any]) -> Callable[[Emitter, Any], _Chunks]:
-    def chunks(e: Emitter, base) -> _Chunks:
+def _dense(weight: Callable[[BlockEmitter, Any, int], Any]) -> Callable[[BlockEmitter, Any], _Chunks]:
+    def chunks(e: BlockEmitter, base) -> _Chunks:
         yield [Group(None)], ((0, column, weight(e, base, column)) for column in range(32))
 
     return chunks
 
 
-def _bf16(e: Emitter, base, column: int):
+def _bf16(e: BlockEmitter, base, column: int):
     raw = e.b.zext(e.load(base, 2 * LANES * column, _HALVES, 2), WORDS)
     return e.b.bitcast(e.b.shl(raw, e.splat(16)), FLOATS)
 
 
-CHUNKS: dict[str, Callable[[Emitter, Any], _Chunks]] = {
+CHUNKS: dict[str, Callable[[BlockEmitter, Any], _Chunks]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
