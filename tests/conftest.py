@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import defaultdict
@@ -18,9 +19,9 @@ import torch
 # prepares its own library for one or the other then; transformers imports it too.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-    from kit.numpy_gpu.interpreter_products import sum_in_one_order
+    from kit.numpy_gpu import interpreter
 
-    sum_in_one_order()
+    interpreter.prepare()
     # One thread a process, children included: pytest starts a process a core, and threads that wait take cores too.
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -29,6 +30,16 @@ if not torch.cuda.is_available():
 # A job in the background ignores SIGINT and hands that on to its children; those of a process with a handler do not.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# What is imported and collected lasts as long as the process, so no search for garbage needs to look at it.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -211,7 +211,9 @@ class Gluon:
         return wrapped(x[..., 0]), wrapped(x[..., 1])
 
     def join(self, a: Array, b: Array) -> Array:
-        return wrapped(np.stack((a, b), axis=-1))
+        both = np.empty((*a.shape, 2), np.result_type(a, b))
+        both[..., 0], both[..., 1] = a, b
+        return wrapped(both)
 
     def convert_layout(self, x: Array, layout: Any, assert_trivial: bool = False) -> Array:
         return x

@@ -53,7 +53,9 @@ class Array(np.ndarray):
 
 
 def wrapped(values: Any) -> Array:
-    return np.asarray(values).view(Array)
+    if type(values) is Array:
+        return values
+    return (values if isinstance(values, np.ndarray) else np.asarray(values)).view(Array)
 
 
 class PointerType:
