@@ -22,10 +22,13 @@ from onewave.models.llama import Llama
 
 if TYPE_CHECKING:
     from onewave.engine.wave_decode import WaveDecoder
+    from onewave.models.cpu_step import CpuSteps
 
 _log = logging.getLogger("onewave")
 # Up to this many rows a decode step costs what its weights cost to read, however many rows are real.
 _FREE_ROWS = 64
+# Rows of a CPU's decode step up to which the interpreter's time counts.
+_MAX_LISTED_ROWS = 16
 # Tokens of the longest sequence that kernels are planned for at first. A longer one has twice as many planned for, or
 # more, and graphs captured anew: an order of tiles that suits 131,072 keys does not suit 500.
 _SHORT = 256
@@ -136,9 +139,18 @@ class ModelRunner:
         self._narrowed = self._kv.narrowed(blocks)
         self._graphs.clear()
         self._bound = None
+        self._cpu_steps = self._steps_of_jobs()
         self._passes = PromptPasses(
             self.model, self._narrowed, spare_slot=self._spare_slot, use_graphs=self._prompt_graphs
         )
+
+    def _steps_of_jobs(self) -> CpuSteps | None:
+        """Steps without the interpreter, where the model's operators are all jobs of the CPU's threads."""
+        if self._on_cuda:
+            return None
+        from onewave.models.cpu_step import CpuSteps  # a GPU needs no Numba
+
+        return CpuSteps(self.model, self._narrowed) if CpuSteps.takes(self.model, self._narrowed) else None
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, (from, to), one after the other and after all that was launched before."""
@@ -194,6 +206,8 @@ class ModelRunner:
         count = rows.num_rows
         if self._wave is not None:
             return self._wave.step(rows)
+        if self._cpu_steps is not None and count <= _MAX_LISTED_ROWS:
+            return self._cpu_steps.run(rows)
         if not self._on_cuda and count > 1 and self.model.dtype is not torch.float32:
             # PyTorch sums 16-bit products of several rows in another order than one row's: not batch-invariant.
             return torch.cat([self.model.forward(Batch.decode(*row), self._narrowed) for row in rows.each()])

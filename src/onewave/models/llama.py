@@ -150,9 +150,9 @@ class Llama:
         logits of every token, some at a time, [some, vocab], and the number of the first. It may keep them.
         """
         config, weights = self.config, self.weights
-        rotary = self._rotary_rows(batch, kv.capacity)
+        rotary = self.rotary_rows(batch, kv.capacity)
         places, reads = (
-            _places(batch, kv),
+            places_of(batch, kv),
             Reads.of(batch, kv, in_place=self._reads_in_place and kv.k.dtype is self.dtype),
         )
         # Residual stream and the output of the block before it; each norm adds the two. The stream stays float32:
@@ -213,7 +213,7 @@ class Llama:
             return rms_norm(residual, weight, self.config.rms_norm_eps), residual
         return add_rms_norm(update, residual, weight, self.config.rms_norm_eps)
 
-    def _rotary_rows(self, batch: Batch, capacity: int) -> Tensor:
+    def rotary_rows(self, batch: Batch, capacity: int) -> Tensor:
         """Cosines and sines of every token, float32 [tokens, rotary_dim]. capacity: positions that the cache holds."""
         if batch.phase is Phase.DECODE or batch.rows is not None:
             # A GPU's positions are not read back; on a CPU the table grows as sequences do.
@@ -262,7 +262,7 @@ class Llama:
         return out.flatten(1)
 
 
-class _Places(NamedTuple):
+class Places(NamedTuple):
     """Where each token's key and value go, as append_kv takes it."""
 
     rows: Tensor
@@ -270,12 +270,13 @@ class _Places(NamedTuple):
     table: Tensor | None
 
 
-def _places(batch: Batch, kv: KVCache) -> _Places:
+def places_of(batch: Batch, kv: KVCache) -> Places:
+    """Return where a batch's keys and values go."""
     if kv.block_table is None or kv.block_table.is_cuda:
-        return _Places(batch.slots, batch.positions, kv.block_table)
+        return Places(batch.slots, batch.positions, kv.block_table)
     # Looked up once, not in every layer: a CPU's loops take blocks.
     blocks = kv.block_table[batch.slots, batch.positions // kv.block_size].long()
-    return _Places(blocks, batch.positions % kv.block_size, None)
+    return Places(blocks, batch.positions % kv.block_size, None)
 
 
 class Reads(NamedTuple):

@@ -15,7 +15,7 @@ import pytest
 from onewave.ops.cpu import team_impl as numba_team_impl
 from onewave.ops.cpu.math_impl import doubles, integers
 from onewave.ops.cpu.precompile import precompile
-from onewave.ops.cpu.team_impl import kernel, run
+from onewave.ops.cpu.team_impl import Job, JobList, kernel, run
 
 
 @kernel
@@ -24,6 +24,14 @@ def add_to_each(table_at, first, last):  # type: ignore[no-untyped-def]  # compi
     out = integers(table[1], table[2])
     for i in range(first, last):
         out[i] += table[18] + np.int64(doubles(table_at, 1)[0])
+
+
+@kernel
+def double_each(table_at, first, last):  # type: ignore[no-untyped-def]  # compiled by Numba
+    table = integers(table_at, 19)
+    out = integers(table[1], table[2])
+    for i in range(first, last):
+        out[i] *= 2
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -50,6 +58,20 @@ def test_many_small_jobs_back_to_back() -> None:
     for _ in range(20_000):
         run(add_to_each, 37, arguments(out, 1))
     assert (out == 20_000).all()
+
+
+def test_a_list_of_jobs_runs_them_in_their_order_each_time() -> None:
+    out = np.zeros(300, np.int64)
+    doubled = Job(double_each, 300, (out.ctypes.data, 300))
+    listed = JobList(
+        [Job(add_to_each, 300, arguments(out, 1), 2.0), doubled, Job(add_to_each, 0, ()), doubled._replace(alone=True)]
+    )
+    for _ in range(9):
+        listed.run()
+    expected = 0
+    for _ in range(9):
+        expected = 4 * (expected + 3)
+    assert (out == expected).all()
 
 
 def test_several_callers_at_once_do_not_mix_their_jobs() -> None:
@@ -122,7 +144,7 @@ def test_a_job_wakes_all_who_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(20):
         before = {worker: times for worker, times in times_awake.copy().items() if worker[0] == team.state_at}
         assert len(before) == 3
-        team.chunk_for(10)
+        team.wake()
         wait_until(lambda before=before: all(times_awake[worker] > times for worker, times in before.items()))
         wait_until(lambda: all(team.asleep))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,8 +11,7 @@ from torch import Tensor
 from onewave.ops.append_kv.call import AppendCall
 from onewave.ops.choice import Choice
 from onewave.ops.cpu.math_impl import doubles, floats, integers
-from onewave.ops.cpu.team_impl import kernel
-from onewave.ops.cpu.team_impl import run as run_on_team
+from onewave.ops.cpu.team_impl import Job, kernel
 
 
 @kernel
@@ -65,16 +66,26 @@ def run(call: AppendCall, choice: Choice) -> Tensor:
 
     qkv is scratch afterwards: bias and norm are applied in place.
     """
-    k_cache, num_heads = call.k_cache, call.num_heads
+    assert call.rotary is not None
+    call = replace(
+        call,
+        qkv=call.qkv.contiguous(),
+        rotary=call.rotary.contiguous(),
+        slots=call.slots.contiguous(),
+        positions=call.positions.contiguous(),
+    )
+    q = torch.empty((len(call.qkv), call.num_heads, call.k_cache.shape[-1]), dtype=torch.float32)
+    job(call, q).run()
+    return q
+
+
+def job(call: AppendCall, q: Tensor) -> Job:
+    """A call whose tensors other than the caches are contiguous. q: is written."""
+    k_cache, num_heads, rotary = call.k_cache, call.num_heads, call.rotary
+    assert rotary is not None
     num_slots, num_kv_heads, capacity, head_dim = k_cache.shape
     stride_slot, stride_head, _, _ = k_cache.stride()
-    assert call.rotary is not None
-    qkv, rotary = call.qkv.contiguous(), call.rotary.contiguous()
-    slots, positions = call.slots.contiguous(), call.positions.contiguous()
-    tokens = qkv.shape[0]
-    q = torch.empty((tokens, num_heads, head_dim), dtype=torch.float32)
-    operands = (qkv, *call.vectors, rotary, q, k_cache, call.v_cache, slots, positions)
+    operands = (call.qkv, *call.vectors, rotary, q, k_cache, call.v_cache, call.slots, call.positions)
     addresses = (0 if each is None else each.data_ptr() for each in operands)
     sizes = (num_heads, num_kv_heads, head_dim, rotary.shape[1] // 2, stride_slot, stride_head, num_slots, capacity)
-    run_on_team(_tokens, tokens, (*addresses, *sizes), call.eps, alone=tokens < 16)
-    return q
+    return Job(_tokens, len(q), (*addresses, *sizes), call.eps, len(q) < 16)

@@ -16,15 +16,17 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from onewave.base.settings import Settings
 from onewave.ops.cpu.math_impl import FAST, integers
@@ -42,6 +44,9 @@ _SIGNATURE = types.void(types.int64, types.int64, types.int64)
 _LEAD_SIGNATURE = types.void(
     types.int64, types.int64, types.float64, types.UniTuple(types.int64, _MAX_ARGUMENTS), types.int64, types.int64
 )
+_LEAD_ALL_SIGNATURE = types.void(types.int64, types.int64, types.int64)
+# int64 of a job in a list: the kernel's address, items, items a chunk, and the table that the kernel reads.
+_JOB_WORDS = 3 + 1 + _MAX_ARGUMENTS
 
 
 def _kept(decorator, *signature, **options):
@@ -60,7 +65,7 @@ def _kept(decorator, *signature, **options):
 class kernel:  # reads as a decorator
     """`function(table_at, first, last)`, compiled when first run: do items first..last-1.
 
-    At table_at lie one float64 and the job's int64 arguments (see `run`).
+    At table_at lie one float64 and the job's int64 arguments (see `Job`).
     """
 
     fastmath: ClassVar[set[str]] = FAST
@@ -176,10 +181,9 @@ def _on_stack(_context, number, arguments):
     return types.int64(types.float64, types.UniTuple(types.int64, _MAX_ARGUMENTS)), emit
 
 
-@_kept(njit, _LEAD_SIGNATURE, nogil=True)
-def _lead(state_at, function, number, arguments, count, chunk):
+@njit(nogil=True)
+def _do(state_at, function, table_at, count, chunk):
     """Run a job with the threads that help; alone when chunk is 0 or the team is busy with another caller's job."""
-    table_at = _on_stack(number, arguments)
     if chunk == 0 or _atomic_swap(state_at + _BUSY * 8, 1) != 0:
         call(function, table_at, 0, count)
         return
@@ -197,6 +201,18 @@ def _lead(state_at, function, number, arguments, count, chunk):
             # The thread with the last chunk may be waiting for this very core.
             _yield_core()
     _atomic_swap(state_at + _BUSY * 8, 0)
+
+
+@_kept(njit, _LEAD_SIGNATURE, nogil=True)
+def _lead(state_at, function, number, arguments, count, chunk):
+    _do(state_at, function, _on_stack(number, arguments), count, chunk)
+
+
+@_kept(njit, _LEAD_ALL_SIGNATURE, nogil=True)
+def _lead_all(state_at, jobs_at, num_jobs):
+    jobs = integers(jobs_at, num_jobs * _JOB_WORDS)
+    for job in range(0, num_jobs * _JOB_WORDS, _JOB_WORDS):
+        _do(state_at, jobs[job], jobs_at + (job + 3) * 8, jobs[job + 1], jobs[job + 2])
 
 
 class _Team:
@@ -227,13 +243,16 @@ class _Team:
             # Rung once more meanwhile: it is awake already.
             bell.acquire(blocking=False)
 
-    def chunk_for(self, count: int) -> int:
-        """Wake the workers and say how many items a chunk has."""
+    def wake(self) -> None:
+        """Wake the workers that sleep."""
         if 1 in self.asleep:
             for asleep, bell in zip(self.asleep, self.bells, strict=True):
                 if asleep and bell.locked():
                     with suppress(RuntimeError):  # another caller was faster
                         bell.release()
+
+    def chunk_for(self, count: int) -> int:
+        """Return the items of a chunk."""
         # Two chunks a thread: long runs of memory for the prefetcher, and half a share to wait for at most.
         return max(1, count // (2 * self.num_threads), -(-count // _MAX_CHUNKS))
 
@@ -249,13 +268,59 @@ if hasattr(os, "register_at_fork"):
 
 
 def run(job: kernel, count: int, arguments: tuple[int, ...], number: float = 0.0, *, alone: bool = False) -> None:
-    """Run a kernel over `count` items.
-
-    The kernel finds number as the float64 at place 0 of its table and the arguments (addresses and sizes, at most 18)
-    from place 1 on. alone: the job is done before a second thread would have joined.
-    """
+    """Run a kernel over `count` items; see Job."""
     if count == 0:
         return
     team = _team()
-    chunk = 0 if alone else team.chunk_for(count)
+    chunk = 0
+    if not alone:
+        team.wake()
+        chunk = team.chunk_for(count)
     _lead(team.state_at, job.address, number, arguments + _PADDING[len(arguments) :], count, chunk)
+
+
+class Job(NamedTuple):
+    """A kernel over `items` items.
+
+    It finds number as the float64 at place 0 of its table and the arguments (addresses and sizes, at most 18) from
+    place 1 on. alone: the job is done before a second thread would have joined.
+    """
+
+    kernel: kernel
+    items: int
+    arguments: tuple[int, ...]
+    number: float = 0.0
+    alone: bool = False
+
+    def run(self) -> None:
+        """Run it now."""
+        run(self.kernel, self.items, self.arguments, self.number, alone=self.alone)
+
+
+class JobList:
+    """Jobs that run one after another, again and again, without the interpreter between them.
+
+    The caller keeps alive what the arguments are addresses of.
+    """
+
+    def __init__(self, jobs: Sequence[Job]):
+        team = _team()
+        rows = [
+            (
+                job.kernel.address,
+                job.items,
+                0 if job.alone else team.chunk_for(job.items),
+                int(np.float64(job.number).view(np.int64)),
+                *job.arguments,
+                *_PADDING[len(job.arguments) :],
+            )
+            for job in jobs
+            if job.items
+        ]
+        self._table: NDArray[np.int64] = np.array(rows, np.int64)
+
+    def run(self) -> None:
+        """Run all of them."""
+        team = _team()
+        team.wake()
+        _lead_all(team.state_at, self._table.ctypes.data, len(self._table))

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from onewave.ops.choice import Choice
 from onewave.ops.cpu.math_impl import doubles, exp, floats, integers  # pyright: ignore[reportUnknownVariableType]
-from onewave.ops.cpu.team_impl import kernel
-from onewave.ops.cpu.team_impl import run as run_on_team
+from onewave.ops.cpu.team_impl import Job, kernel
 from onewave.ops.decode_attention.call import DecodeCall
 
 _MAX_KEYS = 1 << 30
@@ -100,21 +99,31 @@ def decode_attention(
 
     block_table: [rows, blocks a row]; None: row i lies in block i.
     """
-    rows, num_heads, head_dim = q.shape[0], q.shape[1], q.shape[-1]
     target = out.contiguous()
-    blocks = torch.arange(rows)[:, None] if block_table is None else block_table
-    q, blocks, seq_lens = q.contiguous(), blocks.long().contiguous(), seq_lens.long().contiguous()
-    addresses = (q, k_cache, v_cache, blocks, seq_lens, target)
-    sizes = (rows, num_heads, k_cache.shape[1], head_dim, k_cache.stride(0), k_cache.stride(1))
-    visible = _MAX_KEYS if window is None else min(int(window), _MAX_KEYS)
-    alone = rows == 1 and int(seq_lens[0]) <= _MAX_SERIAL_KEYS
-    factor = head_dim**-0.5 if scale is None else float(scale)
-    run_on_team(
-        _pairs,
-        rows * num_heads,
-        (*(t.data_ptr() for t in addresses), *sizes, visible, k_cache.shape[2], k_cache.shape[0], blocks.shape[1]),
-        factor,
-        alone=alone,
-    )
+    blocks = torch.arange(len(q))[:, None] if block_table is None else block_table
+    blocks, seq_lens = blocks.long().contiguous(), seq_lens.long().contiguous()
+    attending = job(target, q.contiguous(), (k_cache, v_cache), seq_lens, blocks, window=window, scale=scale)
+    alone = len(q) == 1 and int(seq_lens[0]) <= _MAX_SERIAL_KEYS
+    (attending._replace(alone=True) if alone else attending).run()
     if target is not out:
         out.copy_(target)
+
+
+def job(
+    out: Tensor,
+    q: Tensor,
+    caches: tuple[Tensor, Tensor],
+    seq_lens: Tensor,
+    blocks: Tensor,
+    *,
+    window: int | None,
+    scale: float | None = None,
+) -> Job:
+    """decode_attention of contiguous tensors, with lengths and blocks in int64."""
+    rows, num_heads, head_dim = q.shape[0], q.shape[1], q.shape[-1]
+    k_cache, _ = caches
+    addresses = (t.data_ptr() for t in (q, *caches, blocks, seq_lens, out))
+    sizes = (rows, num_heads, k_cache.shape[1], head_dim, k_cache.stride(0), k_cache.stride(1))
+    visible = _MAX_KEYS if window is None else min(int(window), _MAX_KEYS)
+    arguments = (*addresses, *sizes, visible, k_cache.shape[2], k_cache.shape[0], blocks.shape[1])
+    return Job(_pairs, rows * num_heads, arguments, head_dim**-0.5 if scale is None else float(scale))

@@ -13,230 +13,23 @@ their scales and added to the total, then the sum of the 32 inputs times the gro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import accumulate
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from torch import Tensor
 
 from onewave.ops.cpu import LANES
 from onewave.ops.cpu.math_impl import floats, integers
-from onewave.ops.cpu.team_impl import call, kernel, ordered_kernel, run
-from onewave.ops.cpu.vectors_impl import FLOATS, I64
-from onewave.ops.linear.packed import BLOCK, FORMATS, PackedRows, PackedWeight
-from onewave.ops.linear.unpack_impl import CHUNKS, BlockEmitter, Group
+from onewave.ops.cpu.team_impl import Job, kernel, ordered_kernel
+from onewave.ops.linear.loops_impl import direct, over_rooms, unpack
+from onewave.ops.linear.packed import FORMATS, PackedRows, PackedWeight
 
-# Places of a group in a thread's room: 32 columns of 16 weights, two scales and the shift; in bytes.
-_COLUMN = 4 * LANES
-_SCALES, _SHIFT, _GROUP = BLOCK * _COLUMN, (BLOCK + 2) * _COLUMN, (BLOCK + 3) * _COLUMN
-# Groups unpacked at a time: 17.5 KiB, which stays in L1 beside eight tokens' inputs.
-_GROUPS = 8
 # Up to so many tokens are multiplied straight from the tile's bytes.
 _DIRECT_TOKENS = 2
 
-
-def _named(function: Callable, name: str):
-    """Compile a loop under a name of its own: machine code from several runs' caches is linked by names."""
-    function.__name__ = function.__qualname__ = name
-    return njit(function)
-
-
-def _chain(column: int) -> int:
-    """Which of four sums a column goes to: they hide the latency of the multiply-add."""
-    return column % 2 + 2 * (column // 16)
-
-
-def _finish(e: BlockEmitter, total, parts, group: Group, inputs):
-    """Add a group to a token's total. parts: its four sums. inputs: where the sum of its inputs is."""
-    for half in range(2):
-        part = e.b.fadd(parts[2 * half], parts[2 * half + 1])
-        total = e.b.fadd(part, total) if group.scales is None else e.fma(part, group.scales[half], total)
-    return total if group.shift is None else e.fma(group.shift, e.broadcast(inputs, 0), total)
-
-
-def _direct(kind: str):
-    """Build the intrinsic that multiplies one tile with one token.
-
-    Arguments at run time: addresses of the tile, the token, the sums of its groups and its 16 outputs; number of
-    blocks.
-    """
-    form = FORMATS[kind]
-
-    @intrinsic
-    def tile(_context, tile, x, sums, out, blocks):
-        def emit(context, builder, _signature, args):
-            tile, x, sums, out, blocks = args
-            e = BlockEmitter(builder)
-            zero = e.numbers(0.0)
-
-            def block(index, totals):
-                (total,) = totals
-                base = builder.add(tile, builder.mul(index, I64(form.block_bytes)))
-                inputs = builder.add(x, builder.mul(index, I64(4 * form.columns)))
-                group_sums = builder.add(sums, builder.mul(index, I64(4 * form.groups)))
-                first = 0
-                for groups, values in CHUNKS[kind](e, base):
-                    parts = [[zero] * 4 for _ in groups]
-                    for group, column, weight in values:
-                        at, chain = e.broadcast(inputs, 4 * (32 * (first + group) + column)), _chain(column)
-                        parts[group][chain] = e.fma(weight, at, parts[group][chain])
-                    for number, group in enumerate(groups, first):
-                        at = builder.add(group_sums, I64(4 * number))
-                        total = _finish(e, total, parts[number - first], group, at)
-                    first += len(groups)
-                return [total]
-
-            (total,) = e.loop(blocks, [zero], block)
-            e.store(total, out, 0)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 5), emit
-
-    def tiles(table_at, first, last):
-        table = integers(table_at, 19)
-        data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
-        for number in range(first, last):
-            for t in range(tokens):
-                to = out + 4 * (t * table[7] + 16 * number)
-                tile(
-                    data + number * blocks * form_bytes,
-                    x + t * blocks * x_bytes,
-                    sums + t * blocks * sum_bytes,
-                    to,
-                    blocks,
-                )
-
-    form_bytes, x_bytes, sum_bytes = form.block_bytes, 4 * form.columns, 4 * form.groups
-    return _named(tiles, f"direct_{kind}")
-
-
-def _unpack(kind: str):
-    """Build the intrinsic that unpacks blocks of a tile into a room. Arguments: addresses of both, number of blocks."""
-    form = FORMATS[kind]
-
-    @intrinsic
-    def unpack(_context, tile, room, blocks):
-        def emit(context, builder, _signature, args):
-            tile, room, blocks = args
-            e = BlockEmitter(builder)
-
-            def block(index, totals):
-                base = builder.add(tile, builder.mul(index, I64(form.block_bytes)))
-                to = builder.add(room, builder.mul(index, I64(_GROUP * form.groups)))
-                first = 0
-                for groups, values in CHUNKS[kind](e, base):
-                    for number, group in enumerate(groups, first):
-                        for half, scale in enumerate(group.scales or [e.numbers(1.0)] * 2):
-                            e.store(scale, to, number * _GROUP + _SCALES + half * _COLUMN, 64)
-                        if group.shift is not None:
-                            e.store(group.shift, to, number * _GROUP + _SHIFT, 64)
-                    for group, column, weight in values:
-                        e.store(weight, to, (first + group) * _GROUP + column * _COLUMN, 64)
-                    first += len(groups)
-                return totals
-
-            e.loop(blocks, [], block)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 3), emit
-
-    return unpack
-
-
-def _from_room(tokens: int, *, shifted: bool):
-    """Build the intrinsic that multiplies unpacked groups with `tokens` tokens and adds that to their outputs.
-
-    Arguments at run time: addresses of the room, the first token, the sums of its groups and its 16 outputs; number of
-    groups; whether the outputs hold sums of groups before; strides in bytes from a token to the next.
-    """
-
-    @intrinsic
-    def multiply(_context, room, x, sums, out, groups, later, x_stride, sums_stride, out_stride):
-        def emit(context, builder, _signature, args):
-            room, x, sums, out, groups, later, x_stride, sums_stride, out_stride = args
-            e = BlockEmitter(builder)
-            zero = e.numbers(0.0)
-            is_later = builder.icmp_signed("!=", later, I64(0))
-
-            outs = [e.step(out, out_stride, token) for token in range(tokens)]
-            totals = [builder.select(is_later, e.load(at, 0, FLOATS, 4), zero) for at in outs]
-
-            def step(index, totals):
-                base = builder.add(room, builder.mul(index, I64(_GROUP)))
-                at = builder.add(x, builder.mul(index, I64(4 * BLOCK)))
-                inputs = [e.step(at, x_stride, token) for token in range(tokens)]
-                scales = [e.load(base, _SCALES + half * _COLUMN, FLOATS, 64) for half in range(2)]
-                shift = e.load(base, _SHIFT, FLOATS, 64) if shifted else None
-                parts = [[zero] * 4 for _ in range(tokens)]
-                for column in range(BLOCK):
-                    weight = e.load(base, column * _COLUMN, FLOATS, 64)
-                    for token in range(tokens):
-                        chain = _chain(column)
-                        parts[token][chain] = e.fma(weight, e.broadcast(inputs[token], 4 * column), parts[token][chain])
-                at = builder.add(sums, builder.mul(index, I64(4)))
-                group = Group((scales[0], scales[1]), shift)
-                return [
-                    _finish(e, total, parts[token], group, e.step(at, sums_stride, token))
-                    for token, total in enumerate(totals)
-                ]
-
-            for at, total in zip(outs, e.loop(groups, totals, step), strict=True):
-                e.store(total, at, 0)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 9), emit
-
-    return multiply
-
-
-@intrinsic
-def _room(_context):
-    """The address of a room for _GROUPS groups on the caller's stack."""
-
-    def emit(_ctx, builder, _signature, _args):
-        room = cgutils.alloca_once(builder, FLOATS, size=_GROUPS * _GROUP // _COLUMN)
-        room.align = 64
-        return builder.ptrtoint(room, I64)
-
-    return types.int64(), emit
-
-
-def _over_rooms(*, shifted: bool):
-    """Build the loop over tiles of any format for several tokens: eight at a time, then four, then one by one."""
-    eight, four, one = (_from_room(tokens, shifted=shifted) for tokens in (8, 4, 1))
-
-    def tiles(table_at, first, last):
-        table = integers(table_at, 19)
-        data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
-        unpack, block_bytes, per_block = table[8], table[9], table[10]
-        x_stride, sums_stride, out_stride = blocks * per_block * 128, blocks * per_block * 4, table[7] * 4
-        room, at_a_time = _room(), _GROUPS // per_block
-        for number in range(first, last):
-            for block in range(0, blocks, at_a_time):
-                count = min(at_a_time, blocks - block)
-                call(unpack, data + (number * blocks + block) * block_bytes, room, count)
-                x_at, sums_at, to, n = x + block * per_block * 128, sums + block * per_block * 4, out + number * 64, 0
-                groups = count * per_block
-                while n < tokens:
-                    a, b, c = x_at + n * x_stride, sums_at + n * sums_stride, to + n * out_stride
-                    if tokens - n >= 8:
-                        eight(room, a, b, c, groups, block, x_stride, sums_stride, out_stride)
-                        n += 8
-                    elif tokens - n >= 4:
-                        four(room, a, b, c, groups, block, x_stride, sums_stride, out_stride)
-                        n += 4
-                    else:
-                        one(room, a, b, c, groups, block, x_stride, sums_stride, out_stride)
-                        n += 1
-
-    return _named(tiles, f"rooms_{shifted}")
-
-
-_shifted_tiles, _plain_tiles = _over_rooms(shifted=True), _over_rooms(shifted=False)
+_shifted_tiles, _plain_tiles = over_rooms(shifted=True), over_rooms(shifted=False)
 
 
 @ordered_kernel
@@ -250,20 +43,20 @@ def _plain_rooms(table_at, first, last):
 
 
 # Numba keeps on disk only functions that close over nothing: what is built above becomes part of these.
-_q4_0_tiles, _q4_0_blocks = _direct("Q4_0"), _unpack("Q4_0")
-_q4_1_tiles, _q4_1_blocks = _direct("Q4_1"), _unpack("Q4_1")
-_q5_0_tiles, _q5_0_blocks = _direct("Q5_0"), _unpack("Q5_0")
-_q5_1_tiles, _q5_1_blocks = _direct("Q5_1"), _unpack("Q5_1")
-_q8_0_tiles, _q8_0_blocks = _direct("Q8_0"), _unpack("Q8_0")
-_q4_k_tiles, _q4_k_blocks = _direct("Q4_K"), _unpack("Q4_K")
-_q5_k_tiles, _q5_k_blocks = _direct("Q5_K"), _unpack("Q5_K")
-_q6_k_tiles, _q6_k_blocks = _direct("Q6_K"), _unpack("Q6_K")
-_g4z_tiles, _g4z_blocks = _direct("G4Z"), _unpack("G4Z")
-_g8_tiles, _g8_blocks = _direct("G8"), _unpack("G8")
-_gf8_tiles, _gf8_blocks = _direct("GF8"), _unpack("GF8")
-_bf16_tiles, _bf16_blocks = _direct("BF16"), _unpack("BF16")
-_f16_tiles, _f16_blocks = _direct("F16"), _unpack("F16")
-_f32_tiles, _f32_blocks = _direct("F32"), _unpack("F32")
+_q4_0_tiles, _q4_0_blocks = direct("Q4_0"), unpack("Q4_0")
+_q4_1_tiles, _q4_1_blocks = direct("Q4_1"), unpack("Q4_1")
+_q5_0_tiles, _q5_0_blocks = direct("Q5_0"), unpack("Q5_0")
+_q5_1_tiles, _q5_1_blocks = direct("Q5_1"), unpack("Q5_1")
+_q8_0_tiles, _q8_0_blocks = direct("Q8_0"), unpack("Q8_0")
+_q4_k_tiles, _q4_k_blocks = direct("Q4_K"), unpack("Q4_K")
+_q5_k_tiles, _q5_k_blocks = direct("Q5_K"), unpack("Q5_K")
+_q6_k_tiles, _q6_k_blocks = direct("Q6_K"), unpack("Q6_K")
+_g4z_tiles, _g4z_blocks = direct("G4Z"), unpack("G4Z")
+_g8_tiles, _g8_blocks = direct("G8"), unpack("G8")
+_gf8_tiles, _gf8_blocks = direct("GF8"), unpack("GF8")
+_bf16_tiles, _bf16_blocks = direct("BF16"), unpack("BF16")
+_f16_tiles, _f16_blocks = direct("F16"), unpack("F16")
+_f32_tiles, _f32_blocks = direct("F32"), unpack("F32")
 
 
 @ordered_kernel
@@ -444,30 +237,57 @@ def linear(x: Tensor, weight: PackedWeight) -> Tensor:
     out = torch.empty((x.shape[0], width), dtype=torch.float32)
     at = out.data_ptr()
     for piece in weight.pieces:
-        _multiply(x, piece, at, width)
-        at += piece.tiles * _COLUMN
+        product = Product(_inputs(x, piece), piece, at, width)
+        for job in product.jobs:
+            job.run()
+        at += 4 * LANES * piece.tiles
     if width == weight.rows:
         return out
     parts = out.split([piece.tiles * LANES for piece in weight.pieces], dim=1)
     return torch.cat([part[:, : piece.rows] for piece, part in zip(weight.pieces, parts, strict=True)], dim=1)
 
 
-def _multiply(x: Tensor, piece: PackedRows, out: int, width: int) -> None:
-    """Write x W^T to the address `out`, in rows of `width` floats."""
-    form, tokens, blocks = FORMATS[piece.kind], x.shape[0], piece.blocks
-    if blocks * form.columns != x.shape[1]:
-        x = F.pad(x, (0, blocks * form.columns - x.shape[1]))
-    x = x.contiguous() if piece.columns is None else x[:, piece.columns]
-    x_at, sums = x.data_ptr(), x
-    if form.shifted:
-        # The shift of a group multiplies the sum of its 32 inputs, taken once here for all rows.
-        groups = blocks * form.groups
-        sums = torch.empty((tokens, groups), dtype=torch.float32)
-        run(_block_sums, tokens, (x_at, sums.data_ptr(), groups), alone=tokens < 16)
-    direct, unpack = _KERNELS[piece.kind]
-    arguments = (piece.address, x_at, sums.data_ptr(), out, blocks, tokens, width)
-    if tokens <= _DIRECT_TOKENS:
-        run(direct, piece.tiles, arguments)
-    else:
-        rooms = _shifted_rooms if form.shifted else _plain_rooms
-        run(rooms, piece.tiles, (*arguments, unpack.address, form.block_bytes, form.groups))
+def reads_plain(weight: PackedWeight) -> bool:
+    """Whether products() takes a weight: no row or column is padding, and inputs stand in order."""
+    return weight.padded_rows == weight.rows and all(
+        piece.columns is None and piece.blocks * FORMATS[piece.kind].columns == piece.cols for piece in weight.pieces
+    )
+
+
+def products(x: Tensor, weight: PackedWeight, out: Tensor) -> list[Product]:
+    """The products that make out = x W^T, contiguous float32, of a weight that reads_plain."""
+    starts = accumulate((4 * LANES * piece.tiles for piece in weight.pieces), initial=out.data_ptr())
+    return [Product(x, piece, at, weight.rows) for piece, at in zip(weight.pieces, starts, strict=False)]
+
+
+def _inputs(x: Tensor, piece: PackedRows) -> Tensor:
+    """What a piece multiplies, contiguous."""
+    columns = piece.blocks * FORMATS[piece.kind].columns
+    if columns != x.shape[1]:
+        x = F.pad(x, (0, columns - x.shape[1]))
+    return x.contiguous() if piece.columns is None else x[:, piece.columns]
+
+
+class Product:
+    """Jobs that write x W^T of one piece to the address `out`, in rows of `width` floats. Keeps what they read."""
+
+    def __init__(self, x: Tensor, piece: PackedRows, out: int, width: int):
+        form, tokens, blocks = FORMATS[piece.kind], x.shape[0], piece.blocks
+        self.jobs: list[Job] = []
+        self.kept = [x]
+        x_at, sums_at = x.data_ptr(), 0
+        if form.shifted:
+            # The shift of a group multiplies the sum of its 32 inputs, taken once here for all rows.
+            groups = blocks * form.groups
+            sums = torch.empty((tokens, groups), dtype=torch.float32)
+            self.kept.append(sums)
+            sums_at = sums.data_ptr()
+            self.jobs.append(Job(_block_sums, tokens, (x_at, sums_at, groups), alone=tokens < 16))
+        few, unpacks = _KERNELS[piece.kind]
+        arguments = (piece.address, x_at, sums_at, out, blocks, tokens, width)
+        if tokens <= _DIRECT_TOKENS:
+            self.jobs.append(Job(few, piece.tiles, arguments))
+        else:
+            rooms = _shifted_rooms if form.shifted else _plain_rooms
+            unpacking = (unpacks.address, form.block_bytes, form.groups)
+            self.jobs.append(Job(rooms, piece.tiles, (*arguments, *unpacking)))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from onewave.ops.cpu.math_impl import doubles, floats, integers
-from onewave.ops.cpu.team_impl import kernel, run
+from onewave.ops.cpu.team_impl import Job, kernel
 
 
 @kernel
@@ -36,7 +36,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See op.rms_norm."""
     x = x.contiguous()
     out = torch.empty_like(x)
-    _launch(x, 0, weight, out, 0, eps)
+    job(x, weight, out, eps).run()
     return out
 
 
@@ -44,12 +44,15 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """See op.add_rms_norm."""
     x, residual = x.contiguous(), residual.contiguous()
     out, total = torch.empty_like(x), torch.empty_like(x)
-    _launch(x, residual.data_ptr(), weight, out, total.data_ptr(), eps)
+    job(x, weight, out, eps, added=(residual, total)).run()
     return out, total
 
 
-def _launch(x: Tensor, residual_at: int, weight: Tensor, out: Tensor, total_at: int, eps: float) -> None:
+def job(x: Tensor, weight: Tensor, out: Tensor, eps: float, *, added: tuple[Tensor, Tensor] | None = None) -> Job:
+    """The norm of x, or of x + added[0], which is written to added[1]. All contiguous."""
     hidden = x.shape[-1]
     rows = x.numel() // hidden
-    addresses = (x.data_ptr(), residual_at, weight.data_ptr(), out.data_ptr(), total_at)
-    run(_rows, rows, (*addresses, hidden), eps, alone=rows < 16)
+    residual_at, total_at = (0, 0) if added is None else (each.data_ptr() for each in added)
+    return Job(
+        _rows, rows, (x.data_ptr(), residual_at, weight.data_ptr(), out.data_ptr(), total_at, hidden), eps, rows < 16
+    )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from onewave.ops.cpu.math_impl import exp, floats, integers
-from onewave.ops.cpu.team_impl import kernel, run
+from onewave.ops.cpu.team_impl import Job, kernel
 
 
 @kernel
@@ -26,6 +26,12 @@ def swiglu(gate_up: Tensor) -> Tensor:
     gate_up = gate_up.contiguous()
     width = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], width), dtype=torch.float32)
-    rows = out.numel() // max(1, width)
-    run(_rows, rows, (gate_up.data_ptr(), out.data_ptr(), width), alone=rows < 16)
+    job(gate_up, out).run()
     return out
+
+
+def job(gate_up: Tensor, out: Tensor) -> Job:
+    """SwiGLU of contiguous rows."""
+    width = out.shape[-1]
+    rows = out.numel() // max(1, width)
+    return Job(_rows, rows, (gate_up.data_ptr(), out.data_ptr(), width), alone=rows < 16)
