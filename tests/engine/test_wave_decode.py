@@ -15,11 +15,13 @@ from kit.models.plain_wave import CPU, LOCATION
 from kit.models.plain_wave import how as options_of
 from kit.models.tiny_decoders import BASE, in_float32, random_model
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError, WeightsError
+from onewave.base.settings import Settings
+from onewave.engine.arguments import EngineOptions
 from onewave.engine.engine import Engine
 from onewave.engine.load import sketches
 from onewave.engine.load import wave as load_module
 from onewave.engine.load.checkpoint import ModelParts, load_model
-from onewave.engine.load.choices import choose_decode
+from onewave.engine.load.choices import choose_decode, resolve_load
 from onewave.engine.load.load import load
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.self_check import self_check
@@ -120,6 +122,10 @@ class PlainWave(PlainStep):
         self.batch, self.stream, self.wave = batch, stream, self
         self.made.append(self)
 
+    def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        assert len(tokens) <= self.batch
+        return super().__call__(tokens, positions, slots)
+
     def check(self) -> None:
         pass
 
@@ -141,9 +147,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+@pytest.mark.parametrize("slots", [3, 4])
 def test_a_wave_is_loaded_straight_into_its_stream_and_generates_what_the_plain_model_does(
-    gpu: list[str], tmp_path: Path
+    gpu: list[str], tmp_path: Path, slots: int
 ) -> None:
+    """With a slot more than a launch has rows too, whose step is two launches."""
     model, wave = load_wave(LOCATION, BASE, how(tmp_path))
     (made,) = PlainWave.made
     assert made.batch == 3
@@ -154,7 +162,7 @@ def test_a_wave_is_loaded_straight_into_its_stream_and_generates_what_the_plain_
     )
     found = []
     for network, step in ((model, wave), (plain, None)):
-        runner = ModelRunner(network, max_num_seqs=3, max_model_len=64, wave=step)
+        runner = ModelRunner(network, max_num_seqs=slots, max_model_len=64, wave=step)
         assert runner.decode_path == ("wave" if step else "eager")
         engine = Engine(runner)
         requests = [
@@ -205,6 +213,28 @@ def test_unpacked_matrices_are_kept_until_something_else_needs_the_room(
     failed.clear()  # and with nothing left to give back
     with pytest.raises(CapacityError, match="does not fit"):
         runner.prefill([PromptChunk(0, [3])])
+
+
+@pytest.mark.parametrize(
+    ("device", "decode", "rows"), [("cuda", "auto", (16, 3)), ("cuda", "graph", (40, 1)), ("cpu", "eager", (40, 1))]
+)
+def test_more_sequences_than_a_launch_holds_take_several(device: str, decode: str, rows: tuple[int, int]) -> None:
+    asked = EngineOptions(max_num_seqs=40, decode=decode)
+    found = resolve_load(asked, BASE, device=torch.device(device), decode=decode, settings=Settings.from_env())
+    assert (found.max_num_seqs, found.launches) == rows
+
+
+@pytest.mark.parametrize(
+    ("quantization", "launches", "path"),
+    [(None, 1, "wave"), (None, 2, "graph"), ("int8", 2, "wave"), ("int8", 3, "graph")],
+)
+def test_auto_takes_launches_that_together_are_faster_than_graphs(
+    gpu: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, quantization: str | None, launches: int, path: str
+) -> None:
+    options = options_of(tmp_path, quantization, max_num_seqs=3, launches=launches)
+    assert (load("auto", LOCATION, BASE, options)[1] is not None) == (path == "wave")
+    assert any("launches" in record.message for record in caplog.records) == (path == "graph")
+    assert load("wave", LOCATION, BASE, options)[1] is not None  # named, it is taken
 
 
 @pytest.mark.parametrize("path", ["auto", "wave"])

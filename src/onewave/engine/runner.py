@@ -210,7 +210,7 @@ class ModelRunner:
             return self._cpu_steps.run(rows)
         if not self._on_cuda and count > 1 and self.model.dtype is not torch.float32:
             # PyTorch sums 16-bit products of several rows in another order than one row's: not batch-invariant.
-            return torch.cat([self.model.forward(Batch.decode(*row), self._narrowed) for row in rows.each()])
+            return torch.cat([self.model.forward(Batch.decode(*row), self._narrowed) for row in rows.split(1)])
         if not self._use_graphs:
             batch = Batch.decode(*(self._filled(rows) if self._on_cuda else rows))
             return self.model.forward(batch, self._narrowed)[:count]

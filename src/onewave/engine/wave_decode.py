@@ -26,7 +26,7 @@ _MAX_ROUNDED_DIFFERENCE = 0.1
 
 
 class WaveDecoder:
-    """A model's decode steps, one launch each, for up to max_num_seqs sequences.
+    """A model's decode steps, one launch for up to max_num_seqs sequences; more take several, one after another.
 
     stream: where the model's matrices are packed for it; None packs them here, beside the plain ones. However many
     sequences a step has, it runs through the program for max_num_seqs: its bits do not depend on their number.
@@ -37,7 +37,11 @@ class WaveDecoder:
         from onewave.models.decode_wave import DecodeWave
 
         check_suited(model.config, model.dtype, model.device, max_num_seqs)
-        self._wave, self._stream = DecodeWave(model, batch=max_num_seqs, stream=stream), stream
+        self._wave, self._stream, self._rows = (
+            DecodeWave(model, batch=max_num_seqs, stream=stream),
+            stream,
+            max_num_seqs,
+        )
         self.difference = self_check(model, self._wave, max_num_seqs)
         self._wave.wave.check()
         rounded = stream is not None and isinstance(stream.weight_format, Rounding)
@@ -66,7 +70,9 @@ class WaveDecoder:
 
     def step(self, rows: StepRows) -> Tensor:
         """Feed one token a row. Returns float32 logits [rows, vocab]. Raises WaveStalled."""
-        return self._wave(*rows)
+        if rows.num_rows <= self._rows:
+            return self._wave(*rows)
+        return torch.cat([self._wave(*part) for part in rows.split(self._rows)])
 
 
 def unsuited(config: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int) -> str | None:

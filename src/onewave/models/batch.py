@@ -26,9 +26,9 @@ class StepRows(NamedTuple):
         """Sequences in the step."""
         return len(self.slots)
 
-    def each(self) -> list[StepRows]:
-        """The rows as steps of one row."""
-        return [StepRows(*(part[row : row + 1] for part in self)) for row in range(self.num_rows)]
+    def split(self, size: int) -> list[StepRows]:
+        """The rows as steps of `size` rows, the last one of what is left."""
+        return [StepRows(*parts) for parts in zip(*(part.split(size) for part in self), strict=True)]
 
 
 class PromptRows(NamedTuple):

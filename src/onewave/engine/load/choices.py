@@ -36,15 +36,21 @@ def resolve_load(
     """
     dtype = choose_dtype(asked.dtype, config, device)
     weight_format = choose_weight_format(asked.quantization, asked.compact, dtype=dtype, decode=decode)
+    rows, launches = asked.max_num_seqs, 1
+    if device.type == "cuda" and decode in _WAVE_PATHS:
+        from onewave.models.llama_plan import MAX_BATCH
+
+        rows, launches = min(rows, MAX_BATCH), -(-rows // MAX_BATCH)
     plan = None if asked.plan is None else open_plan(asked.plan)
     if plan is not None:
         from onewave.models.step_plan import check_plan_fits
 
-        check_plan_fits(plan, batch=asked.max_num_seqs, weights=name_of(weight_format))
+        check_plan_fits(plan, batch=rows, weights=name_of(weight_format))
     return LoadOptions(
         dtype=dtype,
         device=device,
-        max_num_seqs=asked.max_num_seqs,
+        max_num_seqs=rows,
+        launches=launches,
         max_model_len=choose_max_model_len(asked.max_model_len, config),
         cache_dir=settings.cache_dir,
         load_format=asked.load_format,

@@ -69,6 +69,8 @@ def load(
 
         if decode == "auto":
             reason = unsuited(config, options.dtype, options.device, options.max_num_seqs)
+            if reason is None and not options.few_launches:
+                reason = f"a step would take {options.launches} launches; graphs take all rows at once"
         if reason is None:
             try:
                 return load_wave(location, config, options)

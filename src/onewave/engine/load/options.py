@@ -29,7 +29,8 @@ def _default_cache_dir() -> Path:
 class LoadOptions:
     """How a model is loaded.
 
-    dtype: bf16|fp16|fp32 of weights and activations. max_num_seqs: rows of a decode step. max_model_len: positions
+    dtype: bf16|fp16|fp32 of weights and activations. max_num_seqs: rows of a decode step, on the wave's path of each of
+    its `launches`. max_model_len: positions
     with rotary angles; None: the model's own. cache_dir: of finished programs. seed: of dummy weights.
     weight_format: of the matrices; None: as they
     are. insists: on that format; otherwise weights that it can't hold stay as they are. plan: of the decode step;
@@ -41,6 +42,7 @@ class LoadOptions:
     dtype: torch.dtype
     device: torch.device
     max_num_seqs: int = 1
+    launches: int = 1
     max_model_len: int | None = None
     cache_dir: Path = field(default_factory=_default_cache_dir)
     load_format: str = "auto"
@@ -58,6 +60,11 @@ class LoadOptions:
     def weight_bytes(self) -> float:
         """Bytes of a weight in the stream."""
         return self.dtype.itemsize if self.weight_format is None else self.weight_format.weight_bytes
+
+    @property
+    def few_launches(self) -> bool:
+        """Whether a step's launches together are faster than graphs, which read 16-bit weights once for all rows."""
+        return self.launches <= (2 if self.weight_bytes <= 1 else 1)
 
     @property
     def widths(self) -> tuple[tuple[str, int], ...]:
