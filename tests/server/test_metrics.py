@@ -62,10 +62,18 @@ def test_requests_are_counted_under_vllm_s_names(llm: LLM, vllm: bool, stream: b
         "inter_token_latency_seconds_count": 24, "e2e_request_latency_seconds_count": 3,
         "request_generation_tokens_sum": 30, "request_prompt_tokens_count": 3, "request_params_n_sum": 6,
         "request_params_max_tokens_sum": 15, "num_requests_running": 0, "num_requests_waiting": 0,
-        "kv_cache_usage_perc": 0, "num_preemptions_total": 0,
+        "kv_cache_usage_perc": 0, "num_preemptions_total": 0, "prompt_tokens_cached_total": 0,
+        "request_max_num_generation_tokens_sum": 15, "request_prefill_kv_computed_tokens_sum": 12,
+        "request_queue_time_seconds_count": 3, "request_prefill_time_seconds_count": 3,
+        "request_inference_time_seconds_count": 3, "request_decode_time_seconds_count": 3,
     }  # fmt: skip
     assert {name: found[prefix + name, ""] for name in expected} == expected
     assert found[f"{prefix}request_success_total", "length"] == 6
+    assert found[f"{prefix}prompt_tokens_by_source_total", "local_compute"] == 12
+    assert later[f"{prefix}prompt_tokens_by_source_total", "local_cache_hit"] == hits
+    assert found[f"{prefix}num_requests_waiting_by_reason", "capacity"] == 0
+    # Prompts and decode steps, each token once but the last of an answer, which is not fed. Other servers' come before.
+    assert later[f"{prefix}iteration_tokens_total_sum", ""] > found[f"{prefix}iteration_tokens_total_sum", ""] >= 36
     assert found[f"{prefix}inter_token_latency_seconds_bucket", "+Inf"] == 24
 
 

@@ -18,8 +18,8 @@ Nothing here knows about text, files or models: it needs a `Runner` and, for tex
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -89,12 +89,13 @@ class Runner(Protocol):
 
 class EngineLoad(NamedTuple):
     """What an engine has to do. used_blocks: the share of KV blocks that sequences hold. num_preempted: since it was
-    made, sequences that gave up their blocks for others."""
+    made, sequences that gave up their blocks for others. steps: how many had so many tokens, of prompts or rows."""
 
-    num_running: int
-    num_waiting: int
-    used_blocks: float
-    num_preempted: int
+    num_running: int = 0
+    num_waiting: int = 0
+    used_blocks: float = 0.0
+    num_preempted: int = 0
+    steps: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,7 @@ class Engine:
         self._token_text = cache(text_of)
         self._seed = seed
         self._num_requests = self._num_preempted = 0
+        self._steps = Counter[int]()
         self._scheduler = self._new_scheduler()
         # Requests that have not ended, and ended ones that a caller still holds.
         self._live: WeakSet[Request] = WeakSet()
@@ -158,7 +160,7 @@ class Engine:
         """How much there is to do now. Any thread may ask."""
         plans, pool = self._scheduler, self._scheduler.pool
         used = 1 - pool.num_free / pool.num_blocks
-        return EngineLoad(plans.num_running, plans.num_waiting, used, self._num_preempted)
+        return EngineLoad(plans.num_running, plans.num_waiting, used, self._num_preempted, self._steps.copy())
 
     @torch.inference_mode()
     def add(
@@ -255,6 +257,7 @@ class Engine:
             self._read(0)
         plan = self._scheduler.plan()
         self._num_preempted += len(plan.preempted)
+        self._steps[plan.num_tokens] += 1
         # Surplus steps of a block's last owner may still be queued and write entries. They run before all that follows
         # on the same stream, and a sequence reads no entry of its own that it has not written: they are never read.
         if plan.copies:
@@ -353,6 +356,8 @@ class Engine:
         """Launch a pass, and the sampling of the first tokens that it ends with."""
         chosen = plan.chunks
         chunks = [PromptChunk(s.slot_now, s.prompt[s.done : s.done + count], s.done) for s, count in chosen]
+        for sequence, _ in chosen:
+            sample_of(sequence).request.note_scheduled()
         first, look = chosen[0][0], None
         request = sample_of(first).request
         if first.alone:

@@ -34,6 +34,7 @@ from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, check_para
 from onewave.engine.request import Detokenizer, Reader, Request, RequestState
 from onewave.engine.runner import ModelRunner
 from onewave.engine.text.conversations import ChatLayout, Conversation, parse_conversations
+from onewave.engine.text.lengths import check_length, is_long, refuse_length
 from onewave.engine.thread import EngineThread
 from onewave.memory.block_pool import PrefixCaching
 from onewave.models.config.read import load_config
@@ -330,6 +331,7 @@ class LLM:
             raise InvalidArgumentError("prompt", got="empty", next="Give some text, or token ids.")
         ids = list(prompt.token_ids or ())
         if prompt.token_ids is None:
+            check_length(self.tokenizer, prompt.text or "", self.max_model_len)
             ids = self.tokenizer.encode(prompt.text or "", add_special_tokens)
         return self._checked(prompt.text, ids, params)
 
@@ -339,22 +341,20 @@ class LLM:
         if layout.tools and not tokenizer.reads_tools(**variables):
             got, next = "a chat template that reads none", "Pass chat_template= for one that does."
             raise InvalidArgumentError("tools", got=got, next=next)
+        if is_long(sum(len(str(message.get("content"))) for message in conversation), self.max_model_len):
+            text = tokenizer.render_chat(conversation, layout.add_generation_prompt, **variables)
+            check_length(tokenizer, text, self.max_model_len)
         text, ids = tokenizer.lay_out_chat(
             conversation, layout.add_generation_prompt, layout.continue_final_message, **variables
         )
         return self._checked(text, ids, params)
 
     def _checked(self, text: str | None, ids: list[int], params: SamplingParams) -> Job:
-        vocab_size, longest = self.config.vocab_size, self.max_model_len - 1
+        vocab_size = self.config.vocab_size
         if not ids:
             raise InvalidArgumentError("prompt", got="empty (no tokens)", next="Give some text, or token ids.")
-        if len(ids) > longest:
-            raise InvalidArgumentError(
-                "prompt",
-                got=f"{len(ids)} tokens",
-                allowed=f"up to {longest}, one less than max_model_len={self.max_model_len}",
-                next="Shorten the prompt or raise max_model_len.",
-            )
+        if len(ids) > self.max_model_len - 1:
+            refuse_length(f"{len(ids)} tokens", self.max_model_len)
         for token_id in ids:
             if not 0 <= token_id < vocab_size:
                 size = 0 if self._tokenizer is None else self._tokenizer.vocab_size

@@ -47,10 +47,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Seconds. The three times are seconds since the epoch, taken from a clock that never runs backwards.
+    """Seconds. The four times are seconds since the epoch, taken from a clock that never runs backwards.
 
-    time_to_first_token: from arrival. tokens_per_second: decode rate, all samples together, from their first tokens to
-    the last one; None until a second token is there.
+    first_scheduled_time: when its prompt first ran. time_to_first_token: from arrival. tokens_per_second: decode rate,
+    all samples together, from their first tokens to the last one; None until a second token is there.
     """
 
     arrival_time: float
@@ -60,6 +60,7 @@ class RequestMetrics:
     num_generation_tokens: int
     time_to_first_token: float | None
     tokens_per_second: float | None
+    first_scheduled_time: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,6 +272,7 @@ class Request:
             Sample(self, i, key, make_detokenizer() if make_detokenizer else None) for i, key in enumerate(keys)
         ]
         self._arrival = time.perf_counter()
+        self._scheduled: float | None = None
         self._first_token: float | None = None
         self._finished: float | None = None
 
@@ -279,6 +280,11 @@ class Request:
     def finished(self) -> bool:
         """Whether the last sample has ended and the request's times are taken."""
         return self._finished is not None
+
+    def note_scheduled(self) -> None:
+        """Take the time at which the prompt first runs; later calls change nothing."""
+        if self._scheduled is None:
+            self._scheduled = time.perf_counter()
 
     def note_cached(self, sample: Sample, num_tokens: int) -> None:
         """Take how many tokens of a sample's prompt did not have to run; of the first sample, the first time."""
@@ -338,4 +344,5 @@ class Request:
             num_generation_tokens=generated,
             time_to_first_token=None if self._first_token is None else self._first_token - self._arrival,
             tokens_per_second=rate,
+            first_scheduled_time=None if self._scheduled is None else _EPOCH + self._scheduled,
         )

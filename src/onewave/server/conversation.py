@@ -40,6 +40,7 @@ async def turn_of(served: Served, talk: Talk, request_id: str) -> Turn:
     """What runs for a conversation. Raises InvalidArgumentError, UnsupportedError, TokenizerError."""
     messages, layout = with_tools(served, talk.messages, talk.tools, talk.layout)
     job = await served.engine.prepare_chat(messages, talk.params, layout)
+    served.check_context(job)
     begun = str(messages[-1]["content"]) if layout.continue_final_message else ""
     plan = plan_answer(served.style, job.prompt or "", talk.wanted, begun)
     params, grammar = job.params, None
@@ -85,9 +86,11 @@ def with_tools(
     return messages, replace(layout, tools=list(tools)) if tools else layout
 
 
-def template_variables(effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
+def template_variables(effort: str | None, verbosity: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
     """A chat template's variables. effort: of reasoning; "none" is the usual switch against thoughts."""
-    said = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    said: dict[str, Any] = {} if verbosity is None else {"verbosity": verbosity}
+    if effort is not None:
+        said |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     return {**said, **(given or {})}
 
 

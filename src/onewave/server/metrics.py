@@ -30,6 +30,7 @@ _WHOLE = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0, 7680.0,
 )  # fmt: skip
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 @dataclass
@@ -82,12 +83,22 @@ class Metrics:
         mean = "Between two tokens, the mean of a request."
         self._mean = self._histogram("request_time_per_output_token_seconds", mean, _BETWEEN_TOKENS)
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _WHOLE)
-        self._decode = self._histogram("request_decode_time_seconds", "From the first token to the end.", _WHOLE)
+        self._longest = self._histogram("request_max_num_generation_tokens", "Of a request's longest answer.", tokens)
+        self._computed = self._histogram("request_prefill_kv_computed_tokens", "Prompt tokens that ran.", tokens)
+        self._queue, self._prefill, self._inference, self._decode = (
+            self._histogram(f"request_{name}_time_seconds", what, _WHOLE)
+            for name, what in (
+                ("queue", "From arrival until the prompt runs."),
+                ("prefill", "From then to the first token."),
+                ("inference", "From then to the end."),
+                ("decode", "From the first token to the end."),
+            )
+        )
 
     def collect(self) -> Iterator[Metric]:
         """What is counted here, as Prometheus' registry asks for it."""
         names, values = list(self._labels), list(self._labels.values())
-        totals, load = self.totals, self._engine.llm.load or EngineLoad(0, 0, 0.0, 0)
+        totals, load = self.totals, self._engine.llm.load or EngineLoad()
         for kind, name, what, value in (
             (CounterMetricFamily, "prompt_tokens", "Prompt tokens.", totals.prompt_tokens),
             (CounterMetricFamily, "generation_tokens", "Generated tokens.", totals.generated_tokens),
@@ -98,6 +109,7 @@ class Metrics:
                 totals.prompt_tokens,
             ),
             (CounterMetricFamily, "prefix_cache_hits", "Those that were there.", totals.cached_tokens),
+            (CounterMetricFamily, "prompt_tokens_cached", "Prompt tokens that did not run.", totals.cached_tokens),
             (CounterMetricFamily, "num_preemptions", "Sequences that gave way to others.", load.num_preempted),
             (GaugeMetricFamily, "num_requests_running", "Sequences that run.", load.num_running),
             (GaugeMetricFamily, "num_requests_waiting", "Sequences that wait.", load.num_waiting),
@@ -115,10 +127,27 @@ class Metrics:
         family = GaugeMetricFamily(self._prefix + "cache_config_info", "The KV cache.", labels=[*names, *facts])
         family.add_metric([*values, *facts.values()], 1)
         yield family
-        name, what = "inter_token_latency_seconds", "Between two tokens."
-        histogram = HistogramMetricFamily(self._prefix + name, what, labels=names)
-        histogram.add_metric(values, *self.between.cumulative())
-        yield histogram
+        computed = totals.prompt_tokens - totals.cached_tokens
+        sources = {"local_compute": computed, "local_cache_hit": totals.cached_tokens, "external_kv_transfer": 0}
+        name, what = "prompt_tokens_by_source", "Prompt tokens, by where their keys and values came from."
+        by_source = CounterMetricFamily(self._prefix + name, what, labels=[*names, "source"])
+        for source, count in sources.items():
+            by_source.add_metric([*values, source], count)
+        yield by_source
+        name, what = "num_requests_waiting_by_reason", "Sequences that wait: for a slot or KV blocks."
+        waiting = GaugeMetricFamily(self._prefix + name, what, labels=[*names, "reason"])
+        waiting.add_metric([*values, "capacity"], load.num_waiting)
+        yield waiting
+        steps = Buckets(_STEP_TOKENS)
+        for tokens, count in load.steps.items():
+            steps.add(tokens, count)
+        for name, what, found in (
+            ("inter_token_latency_seconds", "Between two tokens.", self.between),
+            ("iteration_tokens_total", "Tokens of a step, of prompts or rows.", steps),
+        ):
+            histogram = HistogramMetricFamily(self._prefix + name, what, labels=names)
+            histogram.add_metric(values, *found.cumulative())
+            yield histogram
 
     def watch(self, job: Job) -> RequestWatch:
         """Follow a request."""
@@ -139,8 +168,8 @@ class Metrics:
         made = kind(self._prefix + name, what, labels, registry=self._registry, **options)
         return made if more else made.labels(**self._labels)
 
-    def note_end(self, result: RequestOutput | None) -> None:
-        """Take a request that has ended; None: before its first token."""
+    def note_end(self, result: RequestOutput | None, longest: int) -> None:
+        """Take a request that has ended; None: before its first token. longest: tokens of its longest answer."""
         if result is None or not result.finished:  # its client went, or a step failed
             self._ended.labels(**self._labels, finished_reason="abort").inc(
                 1 if result is None else len(result.outputs)
@@ -149,12 +178,18 @@ class Metrics:
         times = result.metrics
         self._of_prompt.observe(times.num_prompt_tokens)
         self._of_answer.observe(times.num_generation_tokens)
+        self._longest.observe(longest)
+        self._computed.observe(times.num_prompt_tokens - (result.num_cached_tokens or 0))
         for output in result.outputs:
             self._ended.labels(**self._labels, finished_reason=output.finish_reason).inc()
         if times.finished_time is not None:
             self._whole.observe(times.finished_time - times.arrival_time)
-            if times.first_token_time is not None:
-                self._decode.observe(times.finished_time - times.first_token_time)
+            began, first = times.first_scheduled_time, times.first_token_time
+            if began is not None and first is not None:
+                self._queue.observe(began - times.arrival_time)
+                self._prefill.observe(first - began)
+                self._inference.observe(times.finished_time - began)
+                self._decode.observe(times.finished_time - first)
         if times.tokens_per_second:
             self._mean.observe(len(result.outputs) / times.tokens_per_second)
 
@@ -166,17 +201,19 @@ class RequestWatch:
         self._metrics = metrics
         self._num_tokens = 0
         self._last = 0.0
-        self._begun: set[int] = set()
+        self._tokens_of: dict[int, int] = {}
         self._newest: RequestOutput | None = None
 
     def step(self, result: RequestOutput) -> None:
         """Take what a step brought."""
         metrics, now, times = self._metrics, time.perf_counter(), result.metrics
         new = times.num_generation_tokens - self._num_tokens
-        begun = 0
-        if len(self._begun) < len(result.outputs):
-            fresh = {output.index for output in result.outputs if output.token_ids} - self._begun
-            begun, self._begun = len(fresh), self._begun | fresh
+        counts = self._tokens_of
+        before = len(counts)
+        for output in result.outputs:
+            if output.token_ids:
+                counts[output.index] = counts.get(output.index, 0) + len(output.token_ids)
+        begun = len(counts) - before
         later = new - begun
         if self._newest is None:
             metrics.totals.prompt_tokens += times.num_prompt_tokens
@@ -193,7 +230,7 @@ class RequestWatch:
 
     def end(self) -> None:
         """Take the end, or that its caller left."""
-        self._metrics.note_end(self._newest)
+        self._metrics.note_end(self._newest, max(self._tokens_of.values(), default=0))
 
 
 def _one_two_five(highest: int) -> list[float]:

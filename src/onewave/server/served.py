@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from onewave.engine.aio import AsyncLLM
+from onewave.engine.llm import Job
 from onewave.engine.text.tokenizer import Tokenizer
 from onewave.server.answers.style import AnswerStyle
 from onewave.server.http.errors import ApiError
@@ -43,6 +44,16 @@ class Served:
     def style(self) -> AnswerStyle:
         """How the model writes thoughts and tool calls. Raises TokenizerError when it has no tokenizer."""
         return AnswerStyle.of(self.tokenizer, form=self.options.tool_form, reasoning=self.options.reasoning)
+
+    def check_context(self, job: Job) -> None:
+        """Raise ApiError (400) for an answer that may not be as long as its request says."""
+        asked, room = job.params.max_tokens, self.engine.llm.max_model_len - len(job.prompt_token_ids)
+        if asked is not None and asked > room:
+            message = (
+                f"{asked} tokens to generate: after a prompt of {len(job.prompt_token_ids)} tokens there is room for "
+                f"{room} (max_model_len={self.engine.llm.max_model_len})"
+            )
+            raise ApiError(400, message, code="context_length_exceeded", param="max_tokens")
 
     def model_of(self, asked: str | None) -> str:
         """The name under which a request is answered. Raises ApiError (404) for one that is not served."""

@@ -58,6 +58,28 @@ def streamed(server: Serving, **body: Any) -> dict[str, Any]:
     return {"message": message, "finish_reason": reason}
 
 
+@pytest.mark.parametrize("mode", ["required", "auto"])
+def test_allowed_tools_are_the_ones_that_are_called_of_those_that_are_told(plain: Serving, mode: str) -> None:
+    now = {"type": "function", "function": {"name": "now"}}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [now]}}
+    asked: dict[str, Any] = {"tools": TOOLS, "max_tokens": 40}
+    prompts: list[int] = []
+    for choice in (allowed, mode):
+        answer = plain.post(PATH, {"messages": USER, **asked, "tool_choice": choice}).json()
+        prompts.append(answer["usage"]["prompt_tokens"])
+        for call in answer["choices"][0]["message"].get("tool_calls") or ():
+            assert choice is mode or call["function"]["name"] == "now"
+    assert prompts[0] == prompts[1]
+    responses = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "now"}]}
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    body = {"input": "Hi", "tools": tools, "max_output_tokens": 400, "tool_choice": responses}
+    calls = [each for each in plain.post("/v1/responses", body).json()["output"] if each["type"] == "function_call"]
+    assert {call["name"] for call in calls} == ({"now"} if mode == "required" else set())
+    unknown = {**allowed, "allowed_tools": {"mode": mode, "tools": [{"type": "function", "function": {"name": "x"}}]}}
+    refused = plain.post(PATH, {"messages": USER, "tools": TOOLS, "tool_choice": unknown})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+
+
 @pytest.mark.parametrize(
     ("server", "choice", "more"),
     [

@@ -86,3 +86,8 @@ class StepPlan:
     copies: tuple[tuple[int, int], ...] = ()
     entries: tuple[tuple[int, int, int], ...] = ()
     preempted: tuple[Scheduled, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that run in it."""
+        return len(self.rows) + sum(count for _, count in self.chunks)

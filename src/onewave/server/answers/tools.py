@@ -13,7 +13,8 @@ from onewave.server.answers.plan import Function, Wanted
 
 @dataclass(frozen=True)
 class Tools:
-    """What the model may call. named: the one function that it has to. one_call: it may call once.
+    """What the model may call. allowed: names of those that it may call of all that it hears of; None: any.
+    named: the one function that it has to. one_call: it may call once.
 
     Raises InvalidArgumentError for what does not fit together.
     """
@@ -21,16 +22,19 @@ class Tools:
     functions: Sequence[Function] = ()
     choice: Literal["none", "auto", "required"] = "auto"
     named: str | None = None
+    allowed: Sequence[str] | None = None
     one_call: bool = False
 
     def __post_init__(self) -> None:
         names = [function.name for function in self.functions]
         if len(set(names)) < len(names):
             raise InvalidArgumentError("tools", got="two functions of one name", allowed="a name once")
-        if not names and (self.choice == "required" or self.named is not None):
+        asked = [*(self.allowed or ()), *(() if self.named is None else (self.named,))]
+        if not names and (self.choice == "required" or asked):
             raise InvalidArgumentError("tool_choice", got="given without tools", allowed="with tools")
-        if self.named is not None and self.named not in names:
-            raise InvalidArgumentError("tool_choice", got=repr(self.named), allowed=", ".join(names))
+        for name in asked:
+            if name not in names:
+                raise InvalidArgumentError("tool_choice", got=repr(name), allowed=", ".join(names))
 
     def for_template(self) -> list[dict[str, Any]]:
         """The tools that the model hears of, as chat templates read them."""
@@ -42,6 +46,7 @@ class Tools:
         """What the answer is to be, with a form of its text."""
         if self.choice == "none" or not self.functions:
             return Wanted(form=form)
-        functions = [function for function in self.functions if self.named in (None, function.name)]
+        allowed = self.allowed if self.named is None else (self.named,)
+        functions = [function for function in self.functions if allowed is None or function.name in allowed]
         must_call = self.choice == "required" or self.named is not None
         return Wanted(form, functions, must_call=must_call, one_call=self.one_call or self.named is not None)

@@ -45,7 +45,7 @@ async def turn_of(served: Served, body: ChatRequest, request_id: str) -> Turn:
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         chat_template=body.chat_template,
-        chat_template_kwargs=template_variables(body.reasoning_effort, body.chat_template_kwargs),
+        chat_template_kwargs=template_variables(body.reasoning_effort, body.verbosity, body.chat_template_kwargs),
     )
     tools = body.asked_tools
     talk = Talk(

@@ -65,6 +65,7 @@ async def _turn(
 ) -> Turn:
     raw = RawPrompt(prompt, None) if isinstance(prompt, str) else RawPrompt(None, tuple(prompt))
     job = await served.engine.prepare(raw, params, add_special_tokens=body.add_special_tokens)
+    served.check_context(job)
     return Turn(job._replace(priority=body.priority or 0, cache_salt=body.cache_salt), request_id)
 
 

@@ -52,12 +52,13 @@ def _talk(body: ResponsesRequest) -> Talk:
     given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
     seed = None if body.seed is None else body.seed % 2**64
     tools, effort = body.asked_tools, None if body.reasoning is None else body.reasoning.effort
+    verbosity = None if body.text is None else body.text.verbosity
     return Talk(
         messages=_messages(body),
         params=SamplingParams(max_tokens=body.max_output_tokens, seed=seed, **given),
         tools=tools.for_template(),
         wanted=tools.wanted(body.form),
-        layout=ChatLayout(chat_template_kwargs=template_variables(effort, body.chat_template_kwargs)),
+        layout=ChatLayout(chat_template_kwargs=template_variables(effort, verbosity, body.chat_template_kwargs)),
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
     )

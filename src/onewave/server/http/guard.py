@@ -48,10 +48,11 @@ class Guard:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
+        inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # uvicorn leaves the body out
         refusal = self._refusal(scope["path"], headers)
         try:
             if refusal is None:
-                await self.app(scope, self._limited(receive), with_id)
+                await self.app(inner, self._limited(receive), with_id)
             else:
                 await error_response(refusal, scope["path"])(scope, receive, with_id)
         finally:

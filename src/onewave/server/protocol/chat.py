@@ -46,6 +46,7 @@ class ChatRequest(SamplingFields, ToolFields):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
     @property
     def token_limit(self) -> int | None:

@@ -114,20 +114,38 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+class AllowedTools(Strict):
+    """Tools of which the answer may call some, or has to (mode required)."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1)]
+
+
+class AllowedChoice(Strict):
+    """The same as a tool choice."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class ToolFields(FormFields):
     """Of a request that may call tools."""
 
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
 
     @property
     def asked_tools(self) -> Tools:
         """As plans take them. Raises InvalidArgumentError."""
-        choice = self.tool_choice
+        choice, allowed = self.tool_choice, None
+        if isinstance(choice, AllowedChoice):
+            allowed = [tool.function.name for tool in choice.allowed_tools.tools]
+            choice = choice.allowed_tools.mode
         return Tools(
             [tool.function.function for tool in self.tools or ()],
             choice if isinstance(choice, str) else "auto",
+            allowed=allowed,
             named=choice.function.name if isinstance(choice, NamedTool) else None,
             one_call=self.parallel_tool_calls is False,
         )

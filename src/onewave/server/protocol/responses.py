@@ -103,6 +103,14 @@ class NamedTool(Strict):
     name: str
 
 
+class AllowedTools(Strict):
+    """Tools of which the answer may call some, or has to (mode required)."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1)]
+
+
 class TextFormat(Strict):
     """schema, name: with json_schema alone."""
 
@@ -114,7 +122,7 @@ class TextFormat(Strict):
 
 
 class TextOptions(Strict):
-    """The form of the text. verbosity is not read."""
+    """The form of the text. verbosity: for the chat template."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -142,7 +150,7 @@ class ResponsesRequest(Unread):
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None
@@ -169,10 +177,13 @@ class ResponsesRequest(Unread):
     @property
     def asked_tools(self) -> Tools:
         """As plans take them. Raises InvalidArgumentError."""
-        choice = self.tool_choice
+        choice, allowed = self.tool_choice, None
+        if isinstance(choice, AllowedTools):
+            choice, allowed = choice.mode, [tool.name for tool in choice.tools]
         return Tools(
             [Function(tool.name, tool.parameters, tool.description, bool(tool.strict)) for tool in self.tools or ()],
             choice if isinstance(choice, str) else "auto",
+            allowed=allowed,
             named=choice.name if isinstance(choice, NamedTool) else None,
             one_call=self.parallel_tool_calls is False,
         )
