@@ -226,7 +226,7 @@ def test_more_sequences_than_a_launch_holds_take_several(device: str, decode: st
 
 @pytest.mark.parametrize(
     ("quantization", "launches", "path"),
-    [(None, 1, "wave"), (None, 2, "graph"), ("int8", 2, "wave"), ("int8", 3, "graph")],
+    [(None, 1, "wave"), (None, 2, "graph"), ("int8", 2, "graph"), ("int4", 2, "wave"), ("int4", 3, "graph")],
 )
 def test_auto_takes_launches_that_together_are_faster_than_graphs(
     gpu: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, quantization: str | None, launches: int, path: str

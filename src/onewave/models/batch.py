@@ -28,7 +28,7 @@ class StepRows(NamedTuple):
 
     def split(self, size: int) -> list[StepRows]:
         """The rows as steps of `size` rows, the last one of what is left."""
-        return [StepRows(*parts) for parts in zip(*(part.split(size) for part in self), strict=True)]
+        return [StepRows(*(part[at : at + size] for part in self)) for at in range(0, self.num_rows, size)]
 
 
 class PromptRows(NamedTuple):
