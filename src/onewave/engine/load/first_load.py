@@ -71,7 +71,7 @@ def _may_plan(path: str, config: ModelConfig, options: LoadOptions) -> bool:
     batch = options.max_num_seqs
     if path not in ("auto", "wave") or options.device.type != "cuda":
         return False
-    if unsupported_because(config, batch) is not None or (path == "auto" and not options.few_launches):
+    if unsupported_because(config, batch) is not None or (path == "auto" and not options.launches_pay):
         return False
     if options.plan is not None:
         return True

@@ -69,7 +69,7 @@ def load(
 
         if decode == "auto":
             reason = unsuited(config, options.dtype, options.device, options.max_num_seqs)
-            if reason is None and not options.few_launches:
+            if reason is None and not options.launches_pay:
                 reason = f"a step would take {options.launches} launches; graphs take all rows at once"
         if reason is None:
             try:

@@ -62,7 +62,7 @@ class LoadOptions:
         return self.dtype.itemsize if self.weight_format is None else self.weight_format.weight_bytes
 
     @property
-    def few_launches(self) -> bool:
+    def launches_pay(self) -> bool:
         """Whether a step's launches together are faster than graphs, which read 16-bit weights once for all rows: two
         of four bits are. On an H200 32 sequences of an 8B take 5.98 ms in two launches of int8 (observed)."""
         return self.launches <= (2 if self.weight_bytes < 1 else 1)
