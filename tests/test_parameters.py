@@ -28,6 +28,8 @@ EXCEPTIONS = {
     "ops/attention/fp8/op.py: attention_fp8": "public operator",
     "ops/decode_attention/op.py: decode_attention": "public operator",
     "ops/masked_multihead_attention/op.py: masked_multihead_attention": "public operator",
+    "ops/scaled_linear/op.py: linear_fp8": "public operator",
+    "ops/scaled_linear/op.py: linear_int8": "public operator",
     "tiles/graph/builders_attention.py: attention": "public builder: sizes as numbers, as a notebook writes them",
     "tiles/graph/builders_attention.py: attention_block": "public builder: sizes as numbers, as a notebook writes them",
     "tiles/order/policies.py: plan": "public: the one way from an order to a schedule, all but three optional",

@@ -22,8 +22,10 @@ from onewave.ops.library import is_watched
 from onewave.ops.linear.op import linear
 from onewave.ops.masked_multihead_attention.op import masked_multihead_attention
 from onewave.ops.merge_attention.op import merge_attention
+from onewave.ops.quantize_rows.op import quantize_rows
 from onewave.ops.rms_norm.op import add_rms_norm, rms_norm
 from onewave.ops.sampling.op import greedy
+from onewave.ops.scaled_linear.op import linear_int8
 from onewave.ops.swiglu.op import swiglu
 
 # fp16 on the CPU: the reference runs, and no kernel has to be compiled first.
@@ -65,6 +67,15 @@ CASES = {
         lambda: (randn(3, 16), randn(8, 16, seed=1), randn(8, seed=2)),
         "linear",
         lambda x, w, b: (x, w, b, torch.float32),
+    ),
+    "quantize_rows": Case(
+        quantize_rows, lambda: (randn(3, 16),), "quantize_rows", lambda x: (x, torch.int8, None, False)
+    ),
+    "linear_int8": Case(
+        lambda x, w, s, b: linear_int8(x, w, s, bias=b, out_scale=0.1),
+        lambda: (*(quantize_rows(randn(n, 16, seed=n))[0] for n in (3, 8)), torch.rand(3), randn(8)),
+        "scaled_linear",
+        lambda x, w, s, b: (x, w, torch.int8, "auto", s, None, b, None, None, 0.1),
     ),
     "greedy": Case(greedy, lambda: (randn(3, 50, dtype=torch.float32),), "greedy"),
     "merge_attention, stacked": Case(
@@ -278,7 +289,7 @@ def test_views_of_any_size_that_are_written_compile_once_for_all(name: str, dyna
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_backward_is_refused_by_name_when_it_is_asked_for(case: Case) -> None:
     tensors = case.tensors()
-    tensors[0 if tensors[0].is_floating_point() else 1].requires_grad_()
+    next(tensor for tensor in tensors if tensor.is_floating_point()).requires_grad_()
     result = case.call(*tensors)
     first = result if isinstance(result, Tensor) else result[0]
     if not first.is_floating_point():

@@ -33,6 +33,9 @@ NO: Any = None
         (lambda: ops.masked_multihead_attention(NO, CACHE, CACHE, LENGTHS), "masked_multihead_attention: qkv: None"),
         (lambda: ops.ffn(NO, SQUARE, SQUARE), "ffn: x: None"),
         (lambda: ops.ffn(SQUARE, 3, SQUARE), "ffn: w_up: 3"),  # type: ignore[arg-type]
+        (lambda: ops.linear_int8(NO, SQUARE), "linear_int8: x: None"),
+        (lambda: ops.linear_fp8(SQUARE, SQUARE, [1.0]), "linear_fp8: x_scale: list"),  # type: ignore[arg-type]
+        (lambda: ops.quantize_rows(NO), "quantize_rows: x: None"),
         (lambda: flash_attn_func(NO, Q, Q), "flash_attn_func: q: None"),
         (lambda: flash_attn_func(Q, Q, Q, window_size=3), "window_size: 3; allowed: (left, right)"),  # type: ignore[arg-type]
     ],

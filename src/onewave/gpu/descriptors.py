@@ -24,9 +24,9 @@ def _layout(rank: int, bits: int, swizzle: int = 128) -> gl.NVMMASharedLayout:
 
 
 def describe_matrix(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Descriptor of [rows, columns] of 2 bytes, in boxes of rows x columns; zeros beyond its bounds.
+    """Descriptor of [rows, columns] of 1 or 2 bytes, in boxes of rows x columns; zeros beyond its bounds.
 
-    The caller has checked that the tensor and its rows begin at multiples of 16 bytes. columns: 32 or 64.
+    The caller has checked that the tensor and its rows begin at multiples of 16 bytes. columns: 64 or 128 bytes.
     """
     described = copy(_described_matrix(tensor.shape, tensor.stride(0), tensor.dtype, rows, columns))
     described.base = tensor
@@ -38,7 +38,7 @@ def _described_matrix(
     sizes: tuple[int, ...], step: int, dtype: torch.dtype, rows: int, columns: int
 ) -> TensorDescriptor:
     """As _described, of a matrix."""
-    layout = _layout(2, 16, 2 * columns)
+    layout = _layout(2, 8 * dtype.itemsize, dtype.itemsize * columns)
     return TensorDescriptor(torch.empty(1, dtype=dtype, device="cpu"), list(sizes), [step, 1], [rows, columns], layout)
 
 

@@ -29,7 +29,9 @@ from onewave.ops.ffn import choose as ffn
 from onewave.ops.linear import choose as linear
 from onewave.ops.masked_multihead_attention import choose as masked
 from onewave.ops.merge_attention import choose as merge_attention
+from onewave.ops.quantize_rows import choose as quantize_rows
 from onewave.ops.rms_norm import choose as rms_norm
+from onewave.ops.scaled_linear import choose as scaled_linear
 from onewave.ops.swiglu import choose as swiglu
 
 Shape = Sequence[int]
@@ -43,6 +45,7 @@ _MORE_OPTIONS = {
     "decode_attention": ("kv_dtype", "seq_len"),
     "ffn": ("gated", "workers"),
     "masked_multihead_attention": ("kv_dtype", "seq_len"),
+    "quantize_rows": ("codes",),
 }
 
 
@@ -92,8 +95,8 @@ def explain(
         either (dtype: of the output)
         decode_attention q, k_cache (paged: block_table=(rows, blocks); quantised: kv_dtype="int8"; one row's length:
         seq_len=1000); masked_multihead_attention qkv, cache_k; append_kv qkv, k_cache
-        merge_attention the stacked outs; linear x, weight; ffn x, w_up, w_down (gated=True, workers=132);
-        rms_norm, add_rms_norm and swiglu x
+        merge_attention the stacked outs; linear, linear_int8 and linear_fp8 x, weight; ffn x, w_up, w_down
+        (gated=True, workers=132); rms_norm, add_rms_norm and swiglu x; quantize_rows x (codes="int8" or "fp8")
     device: "cpu", "cuda", or a GPU that need not be there, such as "cuda:sm_90"; default: this machine's. dtype:
     "bf16", "fp16", "fp32". options: the call's own. Raises InvalidArgumentError, ShapeError, UnsupportedError.
     """
@@ -169,8 +172,11 @@ _CHOICES: dict[str, tuple[Callable[[Asked], Any], Callable[[Any], Choice]]] = {
     "decode_attention": (decode_attention.describe, decode_attention.choose),
     "ffn": (ffn.describe, ffn.choose),
     "linear": (linear.describe, linear.choose),
+    "linear_fp8": (scaled_linear.describe, scaled_linear.choose),
+    "linear_int8": (scaled_linear.describe, scaled_linear.choose),
     "masked_multihead_attention": (masked.describe, masked.choose),
     "merge_attention": (merge_attention.describe, merge_attention.choose),
+    "quantize_rows": (quantize_rows.describe, quantize_rows.choose),
     "rms_norm": (rms_norm.describe, rms_norm.choose),
     "swiglu": (swiglu.describe, swiglu.choose),
 }

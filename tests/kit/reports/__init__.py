@@ -10,7 +10,7 @@ from pathlib import Path
 from kit.build import Built
 from kit.calls.call import Call
 from kit.recorder import Recorded
-from kit.reports import attention, decode, small, wave
+from kit.reports import attention, decode, scaled, small, wave
 from kit.reports.common import Report, partitions, resources
 from kit.source_digest import digest_of_files
 
@@ -25,6 +25,7 @@ _GLUON: dict[str, _Checks] = {
     "mma_kernel": [attention.mma],
     "stream_kernel": [decode.stream],
     "chain_kernel": [small.chain],
+    "scaled_kernel": [scaled.product],
     "wave_kernel": [wave.wave],
 }
 _TRITON: dict[str, _Checks] = {
@@ -32,7 +33,17 @@ _TRITON: dict[str, _Checks] = {
     "split_kv_kernel": [decode.split_kv],
     "append_kv_kernel": [small.dependent, small.conversions],
     "append_halves_kernel": [small.dependent],
-    **{name: [small.dependent] for name in ("rms_norm_kernel", "swiglu_kernel", "row_kernel", "tile_kernel")},
+    **{
+        name: [small.dependent]
+        for name in (
+            "rms_norm_kernel",
+            "swiglu_kernel",
+            "row_kernel",
+            "tile_kernel",
+            "quantize_kernel",
+            "product_kernel",
+        )
+    },
     **{name: [wave.packing] for name in ("_bases_kernel", "_pack_kernel", "_unpack_kernel")},
 }
 

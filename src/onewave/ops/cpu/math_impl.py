@@ -46,6 +46,12 @@ def doubles(address, length):
 
 
 @njit(inline="always")
+def bytes_at(address, length):
+    """uint8 [length] at an address."""
+    return carray(_pointer(address), (length,), np.uint8)
+
+
+@njit(inline="always")
 def integers(address, length):
     """int64 [length] at an address."""
     return carray(_pointer(address), (length,), np.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-_MODULES = ("append_kv", "attention", "decode_attention", "linear", "rms_norm", "swiglu")
+_MODULES = ("append_kv", "attention", "decode_attention", "linear", "rms_norm", "scaled_linear", "swiglu")
 
 
 def precompile() -> int:

@@ -1,0 +1,3 @@
+from onewave.ops.quantize_rows.op import quantize_rows
+
+__all__ = ["quantize_rows"]

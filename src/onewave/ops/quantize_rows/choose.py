@@ -1,0 +1,79 @@
+"""What runs quantize_rows: a Triton kernel where the GPU rounds to the codes' dtype, PyTorch elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onewave.ops.choice import Asked, Call, Choice, because, empty_on_meta
+
+_MAX_COLS = 1 << 16
+_ON_CPU = Choice("reference", "reference", "quantize_rows/reference.py", (because("PyTorch's operators on a CPU"),))
+_ON_GPU = Choice(
+    "reference", "reference", "quantize_rows/reference.py", (because("float8 before sm_89, rows beyond 65,536"),)
+)
+_WHY = because("a row is read once and stays in registers between its largest magnitude and its scaling")
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizeCall(Call):
+    """x: [rows, cols], of SwiGLU's [rows, 2 * cols]. dtype: int8|float8_e4m3fn. scale: float32 [1]; None: by row."""
+
+    x: Tensor
+    dtype: torch.dtype
+    scale: Tensor | None = None
+    swiglu: bool = False
+
+    @property
+    def first(self) -> Tensor:
+        return self.x
+
+    @property
+    def cols(self) -> int:
+        """Columns of the codes."""
+        return self.x.shape[1] // (1 + self.swiglu)
+
+
+@dataclass(frozen=True)
+class RowChoice(Choice):
+    """quantize_kernel: a program owns a row of `block` columns."""
+
+    block: int
+    num_warps: int
+    num_programs: int
+
+    @property
+    def tile(self) -> str:
+        return f"1 row of {self.block}, {self.num_warps} warps"
+
+    @property
+    def programs(self) -> str:
+        return str(self.num_programs)
+
+
+def choose(call: QuantizeCall) -> Choice:
+    """Return what runs; see ops/choice.py."""
+    if not call.on_gpu:
+        return _ON_CPU
+    capability = call.device.capability
+    assert capability is not None
+    if (call.dtype is not torch.int8 and capability < (8, 9)) or call.cols > _MAX_COLS:
+        return _ON_GPU
+    block = max(16, 1 << max(0, call.cols - 1).bit_length())
+    warps = 4 if block <= 2048 else 8 if block <= 8192 else 16
+    kernel = "quantize_rows/triton_impl.py: quantize_kernel"
+    return RowChoice("triton", "triton_impl", kernel, (_WHY,), block, warps, len(call.x))
+
+
+def describe(asked: Asked) -> QuantizeCall:
+    """A question: x."""
+    from onewave.ops.quantize_rows.op import quantize_rows
+
+    asked.allow({"codes", "scale", "swiglu"})
+    (shape,) = asked.take((2,))
+    x, swiglu = empty_on_meta(shape, asked.dtype), bool(asked.options.get("swiglu", False))
+    kind = asked.dtype_of("codes", torch.int8)
+    quantize_rows(x, kind, swiglu=swiglu)  # on meta: nothing runs but the checks
+    return QuantizeCall(x, kind, None, swiglu, described=asked.device)

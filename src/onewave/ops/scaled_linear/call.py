@@ -1,0 +1,154 @@
+"""A call of linear_int8 or linear_fp8: tensors and epilogue, what it accepts, torch.library's flat arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.ops.attention.masks import is_finite
+from onewave.ops.choice import Call
+from onewave.ops.library import check_one_device, check_optional, check_tensors, checks_contents
+
+MAX_COLS = (1 << 17) - 1
+"""Columns up to which no sum leaves int32, and up to which float64 holds every sum of e4m3 products exactly."""
+
+# What the registered operator takes, in the order of ScaledCall.flat.
+SCHEMA = (
+    "Tensor x, Tensor weight, ScalarType out_dtype, str backend, Tensor? x_scale, Tensor? weight_scale, Tensor? bias, "
+    "Tensor? out_shift, Tensor? out_smooth, float? out_scale=None, bool half_away=False, float max_bound=127.0, "
+    "float min_bound=-127.0"
+)
+_BACKENDS = ("auto", "gluon", "triton", "reference")
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+NAMES = {torch.int8: "linear_int8", torch.float8_e4m3fn: "linear_fp8"}
+"""The operator of a dtype."""
+
+
+class Epilogue(NamedTuple):
+    """What becomes of the sums, in this order; see op.linear_int8."""
+
+    x_scale: Tensor | None = None
+    weight_scale: Tensor | None = None
+    bias: Tensor | None = None
+    out_shift: Tensor | None = None
+    out_smooth: Tensor | None = None
+    out_scale: float | None = None
+    half_away: bool = False
+    max_bound: float = 127.0
+    min_bound: float = -127.0
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Its tensors, present or not."""
+        return self[:5]
+
+    @property
+    def factor(self) -> float:
+        """What int8 results are multiplied by before they are rounded: max_bound * out_scale in float32."""
+        assert self.out_scale is not None
+        return float(torch.tensor(self.max_bound, dtype=torch.float32) * torch.tensor(self.out_scale).float())
+
+
+_NOTHING = Epilogue()
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledCall(Call):
+    """x: [tokens, cols], weight: [rows, cols], both int8 or both e4m3. out_dtype: int32 for the sums themselves."""
+
+    x: Tensor
+    weight: Tensor
+    out_dtype: torch.dtype
+    epilogue: Epilogue = _NOTHING
+    backend: str = "auto"
+
+    @property
+    def first(self) -> Tensor:
+        return self.x
+
+    @property
+    def name(self) -> str:
+        """The operator's."""
+        return NAMES[self.x.dtype]
+
+    @property
+    def flat(self) -> tuple[Any, ...]:
+        """The registered operator's arguments, in SCHEMA's order; scaled_call goes back."""
+        return (self.x, self.weight, self.out_dtype, self.backend, *self.epilogue)
+
+    def output(self) -> Tensor:
+        """An empty result."""
+        return torch.empty((self.x.shape[0], self.weight.shape[0]), dtype=self.out_dtype, device=self.x.device)
+
+
+def scaled_call(x: Tensor, weight: Tensor, out_dtype: torch.dtype, backend: str, *epilogue: Any) -> ScaledCall:
+    """Return the call that the registered operator's arguments make; those at the end that have defaults may lack."""
+    return ScaledCall(x, weight, out_dtype, Epilogue(*epilogue), backend)
+
+
+def check_operands(name: str, kind: torch.dtype, x: Tensor, weight: Tensor, epilogue: Epilogue) -> None:
+    """Check tensors and their dtypes. Raises InvalidArgumentError, UnsupportedError, ShapeError."""
+    check_tensors(name, x=x, weight=weight)
+    names = ("x_scale", "weight_scale", "bias", "out_shift", "out_smooth")
+    check_optional(name, dict(zip(names, epilogue.tensors, strict=True)))
+    check_one_device(name, x, (weight, *epilogue.tensors))
+    for what, tensor in (("x", x), ("weight", weight)):
+        if tensor.dtype is not kind:
+            raise UnsupportedError(f"{name}: dtype of {what}", got=str(tensor.dtype), allowed=str(kind))
+    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
+        got = f"{tuple(x.shape)}, {tuple(weight.shape)}"
+        raise ShapeError(f"{name}: x, weight", got=got, allowed="[tokens, cols] and [rows, cols]")
+    if x.shape[1] > MAX_COLS:
+        raise UnsupportedError(f"{name}: cols", got=str(x.shape[1]), allowed=f"up to {MAX_COLS}")
+    rows = weight.shape[0]
+    for what, tensor, count in (
+        ("x_scale", epilogue.x_scale, x.shape[0]),
+        ("weight_scale", epilogue.weight_scale, rows),
+    ):
+        if tensor is not None:
+            _check_scale(f"{name}: {what}", tensor, count)
+    for what, tensor in zip(names[2:], epilogue.tensors[2:], strict=True):
+        if tensor is not None and tuple(tensor.shape) != (rows,):
+            raise ShapeError(f"{name}: {what}", got=str(tuple(tensor.shape)), allowed=f"({rows},)")
+        if tensor is not None and tensor.dtype not in _FLOATS:
+            allowed = "bfloat16, float16, float32"
+            raise UnsupportedError(f"{name}: dtype of {what}", got=str(tensor.dtype), allowed=allowed)
+
+
+def _check_scale(what: str, scale: Tensor, count: int) -> None:
+    if scale.dtype is not torch.float32:
+        raise UnsupportedError(f"dtype of {what}", got=str(scale.dtype), allowed="float32")
+    if tuple(scale.shape) not in ((), (1,), (1, 1), (count,), (count, 1)):
+        allowed = f"one number, ({count},) or ({count}, 1)"
+        raise ShapeError(what, got=str(tuple(scale.shape)), allowed=allowed)
+
+
+def check(call: ScaledCall) -> None:
+    """Check what the result is to be, and the backend. Raises UnsupportedError, InvalidArgumentError."""
+    name, e, kind = call.name, call.epilogue, call.out_dtype
+    plain = e.out_scale is None and not any(tensor is not None for tensor in e.tensors)
+    sums = torch.int32 if call.x.dtype is torch.int8 and plain else None
+    allowed = (torch.int8,) if e.out_scale is not None else (*_FLOATS, *([sums] if sums else []))
+    if kind not in allowed:
+        words = ", ".join(str(each).removeprefix("torch.") for each in allowed)
+        hint = None if kind is not torch.int32 else "Sums in int32 have no scales, bias, shift or smooth."
+        got = f"{shown(kind)}{'' if e.out_scale is None else ' with out_scale'}"
+        raise UnsupportedError(f"{name}: out_dtype", got=got, allowed=words, next=hint)
+    if e.out_scale is not None and not (is_finite(e.out_scale) and e.out_scale > 0):
+        allowed = "a finite number greater than 0, or None"
+        raise InvalidArgumentError(f"{name}: out_scale", got=shown(e.out_scale), allowed=allowed)
+    if not (is_finite(e.min_bound) and is_finite(e.max_bound) and -128 <= e.min_bound <= e.max_bound <= 127):
+        what, got = f"{name}: quant_min_bound, quant_max_bound", f"{e.min_bound!r}, {e.max_bound!r}"
+        raise InvalidArgumentError(what, got=got, allowed="in order within int8")
+    if call.backend not in _BACKENDS:
+        raise InvalidArgumentError(f"{name}: backend", got=shown(call.backend), allowed=", ".join(_BACKENDS))
+    if call.backend in ("gluon", "triton") and not call.on_gpu:
+        what = f"{name} (backend={call.backend})"
+        raise UnsupportedError(what, got=call.where, allowed="cuda", next='Use backend="auto".')
+    scale = e.weight_scale
+    if scale is not None and not scale.is_meta and checks_contents() and not bool(scale.isfinite().all()):
+        raise InvalidArgumentError(f"{name}: weight_scale", got="a number that is not finite", allowed="finite numbers")

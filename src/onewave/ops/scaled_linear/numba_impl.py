@@ -1,0 +1,73 @@
+"""One-byte products on a CPU: int8 by PyTorch's integer matmul, e4m3 in float64, where every sum is exact.
+
+A product of two e4m3 numbers is a multiple of 2^-18 below 2^18, so 53 bits hold the sum of up to 2^17 of them, whatever
+the order. A row of the weights is widened once and multiplied by all tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onewave.base.grouped import e4m3_values
+from onewave.ops.choice import Choice
+from onewave.ops.cpu.math_impl import bytes_at, doubles, floats, integers
+from onewave.ops.cpu.team_impl import kernel
+from onewave.ops.cpu.team_impl import run as run_in_team
+from onewave.ops.scaled_linear.call import ScaledCall
+from onewave.ops.scaled_linear.reference import finish
+
+# Tokens that a row's widened numbers are multiplied by at a time: their sums stay in registers.
+_TOKENS = 4
+
+
+@kernel
+def _e4m3_rows(table_at, first, last):
+    table = integers(table_at, 19)
+    x_at, w_at, values_at, out_at, tokens, rows, cols = (
+        table[1], table[2], table[3], table[4], table[5], table[6], table[7],
+    )  # fmt: skip
+    values = doubles(values_at, 256)
+    wide = np.empty(cols, np.float64)
+    for row in range(first, last):
+        codes = bytes_at(w_at + row * cols, cols)
+        for i in range(cols):
+            wide[i] = values[codes[i]]
+        for token in range(0, tokens, _TOKENS):
+            at = x_at + token * cols * 8
+            some = min(_TOKENS, tokens - token)
+            # A token past the last one is the last one again.
+            a, b = doubles(at, cols), doubles(at + min(1, some - 1) * cols * 8, cols)
+            c, d = doubles(at + min(2, some - 1) * cols * 8, cols), doubles(at + (some - 1) * cols * 8, cols)
+            sa, sb, sc, sd = 0.0, 0.0, 0.0, 0.0
+            for i in range(cols):
+                w = wide[i]
+                sa += w * a[i]
+                sb += w * b[i]
+                sc += w * c[i]
+                sd += w * d[i]
+            out = floats(out_at + (token * rows + row) * 4, (some - 1) * rows + 1)
+            out[0] = sa
+            if some > 1:
+                out[rows] = sb
+            if some > 2:
+                out[2 * rows] = sc
+            if some > 3:
+                out[3 * rows] = sd
+
+
+def run(call: ScaledCall, choice: Choice) -> Tensor:
+    """Return the result."""
+    x, weight = call.x.contiguous(), call.weight.contiguous()
+    (tokens, cols), rows = x.shape, weight.shape[0]
+    if x.dtype is torch.int8:
+        sums = torch.ops.aten._int_mm(x, weight.t()) if cols else torch.zeros(tokens, rows, dtype=torch.int32)
+    else:
+        sums = torch.empty(tokens, rows)
+        table = torch.as_tensor(e4m3_values()).double()
+        wide = table[x.view(torch.uint8).int()] if tokens else table
+        addresses = (wide.data_ptr(), weight.data_ptr(), table.data_ptr(), sums.data_ptr())
+        if tokens:
+            run_in_team(_e4m3_rows, rows, (*addresses, tokens, rows, cols), alone=rows * cols * tokens < 1 << 14)
+    return finish(sums, call.epilogue, call.out_dtype)
