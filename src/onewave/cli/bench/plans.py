@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,19 +39,38 @@ def time_plans(
         allowed = ", ".join(f"--{option.replace('_', '-')}" for option in _BESIDE[:5])
         raise InvalidArgumentError("--plan", got=f"with {name}", allowed=f"{allowed} beside it")
     read, config = _read([*files, *_plans_in(directory)])
-    first = next(iter(read.values()))
+    from onewave.gpu.compile_pool import processes
+
+    with processes(1 + len(read)) as pool:  # before this process uses the GPU
+        _time_plans(call, read, config, trace, out, pool)
+
+
+def _time_plans(
+    call: typer.Context,
+    read: Mapping[str, StepPlan],
+    config: ModelConfig,
+    trace: Path | None,
+    out: Results,
+    pool: ProcessPoolExecutor | None,
+) -> None:
+    """pool: proves the plans and compiles their kernels."""
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.engine.plans import OWN, measure_plans, rank_correlation
     from onewave.bench.engine.wave import WaveCase
     from onewave.engine.load.checkpoint import open_parts
     from onewave.engine.load.choices import choose_device, choose_dtype
+    from onewave.engine.load.first_load import launches_of_load
     from onewave.engine.load.options import LoadOptions
     from onewave.engine.load.streamed import StreamedModel, stream_model
+    from onewave.gpu.compile_pool import compile_in, done_by
+    from onewave.gpu.launch import compile_ahead, distinct
     from onewave.models.llama_plan import DecodePlan, plan_decode, workers_for
     from onewave.models.step_plan import prove_plan
+    from onewave.ops.warm import side_by_side
     from onewave.wave.launch.launch import co_resident
     from onewave.weights.fetch import sources
 
+    first = next(iter(read.values()))
     where = choose_device(call.params["device"])
     if where.type != "cuda":
         raise UnsupportedError("bench wave", got=str(where), allowed="a GPU of compute capability 9.0")
@@ -66,10 +88,17 @@ def time_plans(
         load_format=chosen,
         weight_format=weight_format,
     )
-    show_status("proving the plans")
+    show_status("proving the plans and compiling their kernels")
     workers = workers_for(config, batch=first.batch, available=co_resident(where), weight_bytes=how.weight_bytes)
-    own = plan_decode(config, batch=first.batch, workers=workers, weight_bytes=how.weight_bytes, context=context)
-    proved = {OWN: own} | {name: prove_plan(config, each, context=context) for name, each in read.items()}
+    facts_of_own = {"batch": first.batch, "workers": workers, "weight_bytes": how.weight_bytes, "context": context}
+    jobs = {OWN: partial(plan_decode, config, **facts_of_own)}
+    jobs |= {name: partial(prove_plan, config, each, context=context) for name, each in read.items()}
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        proved = dict(zip(jobs, threads.map(partial(done_by, pool), jobs.values()), strict=True))
+    with compile_in(pool):
+        launches = [each for plan in proved.values() for each in launches_of_load(config, how, plan.program)]
+        ready = {f"{at}": partial(compile_ahead, one) for at, one in enumerate(distinct(launches))}
+        side_by_side(ready, where, len(ready))
     show_status("measuring the read ceiling")
     ceiling = read_bandwidth(where)
 
