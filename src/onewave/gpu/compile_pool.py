@@ -27,6 +27,7 @@ from onewave.base.errors import OnewaveError
 _Result = TypeVar("_Result")
 _log = logging.getLogger("onewave")
 _PR_SET_PDEATHSIG = 1
+_first_launch: threading.Thread | None = None
 
 
 class _GivenUpError(Exception):
@@ -117,8 +118,19 @@ def begin_first_launch() -> None:
         with suppress(Exception):  # then the launch says what is wrong
             triton_key()
 
+    global _first_launch
     with suppress(RuntimeError):  # no more threads: then the launch reads them
-        threading.Thread(target=read, name="first-launch", daemon=True).start()
+        thread = threading.Thread(target=read, name="first-launch", daemon=True)
+        thread.start()
+        _first_launch = thread
+
+
+def await_first_launch() -> None:
+    """Wait for what begin_first_launch began, which would otherwise be done a second time beside it."""
+    global _first_launch
+    thread, _first_launch = _first_launch, None
+    if thread is not None:
+        thread.join()
 
 
 def _end_with_parent() -> None:

@@ -25,6 +25,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime import driver
 
 from onewave.base.settings import takes_prebuilt
+from onewave.gpu.compile_pool import await_first_launch
 from onewave.gpu.ptx.hook import install, is_in_front
 from onewave.gpu.ptx.passes import describe_passes
 
@@ -164,6 +165,7 @@ class _Kept:
         from triton.runtime.cache import get_cache_key, get_cache_manager
 
         self._source, self._options, self._target = source, options, target
+        await_first_launch()
         words = get_cache_key(source, make_backend(target), options, env_vars={})
         self._digest = hashlib.sha256(words.encode()).hexdigest()
         self._cache = get_cache_manager(self._digest)

@@ -2,8 +2,9 @@
 
 Caches are those of compiled kernels (Triton's, Numba's) and of the wave's finished programs. They lie in a directory
 that is made for the first start and left for the second one. A model's files have been found before, and come from
-memory where the system kept them. Where the engine chose the wave, starts that decode with CUDA graphs of plain
-operators stand beside it, with their own caches filled: loading without what the wave adds.
+memory where the system kept them; Python keeps its byte code, as pip does when it installs a package. Where the engine
+chose the wave, starts that decode with CUDA graphs of plain operators stand beside it, with their own caches filled:
+loading without what the wave adds.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def _in_new_process(arguments: Sequence[str], text: str, caches: Path, *, prebui
         capture_output=True,
         text=True,
         errors="replace",
-        env=environment({**kept, "ONEWAVE_PREBUILT": "1" if prebuilt else "0"}),
+        env=environment({**kept, "ONEWAVE_PREBUILT": "1" if prebuilt else "0", "PYTHONDONTWRITEBYTECODE": ""}),
         check=False,
     )
     if done.returncode != 0 or not done.stdout.strip():

@@ -23,7 +23,7 @@ from onewave.engine.load.checkpoint import ModelParts
 from onewave.engine.load.streamed import layer_matrices
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import MATRICES, LayerWeights, Llama, LlamaWeights, MatrixWeight, plain
-from onewave.wave.weights.pack import StreamMatrix, Weight, WeightStream
+from onewave.wave.weights.pack import Sample, StreamMatrix, Weight, WeightStream
 
 # Matrices that are read and unpacked side by side.
 _THREADS = 8
@@ -89,19 +89,20 @@ def stream_kept(
     otherwise, WeightsError.
     """
     stream.gains_apart = True
-    wrong, done = torch.zeros((), dtype=torch.bool, device=stream.device), 0
+    samples: list[Sample] = []
+    done = 0
     for name, content in _contents(parts, config, stream):
         if isinstance(content, Weight):
             tiles = stream.put(name, content)
-            wrong |= stream.differs(name, content)
+            samples.append(stream.sample(name, content))
         else:
             tiles = stream.put_rows(name, content)
-            wrong |= stream.rows_differ(name, content)
+            samples.append(stream.sample_rows(name, content))
         done += tiles * stream.shape.tile_bytes
         report(done)
     if not bool(stream.reached):
         raise OutOfReachError("weights", got="scales too far apart in a row", next="Use compact=False.")
-    if bool(wrong):
+    if bool(stream.samples_differ(samples)):
         raise UnsupportedError("packing for one wave", got="weights that read back otherwise")
     shapes = layer_matrices(config)
     layers: list[LayerWeights] = []

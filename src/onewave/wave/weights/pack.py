@@ -8,9 +8,10 @@ Each format (formats/) says how. Those that round do so after the gain, and unpa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ from onewave.wave.weights.formats import TileFormat, Tiles, tile_format
 
 # Working memory of packing without a kernel. With less, packing takes more steps; with more, loading needs more memory.
 _WORKING_BYTES = 128 << 20
+# Values that are read back together.
+_SAMPLED_VALUES = 1 << 22
 # Size of a part of a large matrix. With more, the scratch buffer of a large vocabulary grows.
 _PART_BYTES = 128 << 20
 
@@ -161,13 +164,11 @@ class WeightStream:
             into.scales[low * height : high * height] = made.scales
         return blocks * tiles
 
-    def rows_differ(self, name: str, rows: GroupedRows) -> Tensor:
-        """Check whether what put_rows packed reads back differently; see `differs`."""
-        form, height, cols = self.format_of(name), self.shape.rows, rows.codes.shape[1]
-        _, blocks, _ = self._grids[name]
-        runs = [(block, block + 1) for block in sorted({0, blocks // 2, blocks - 1})]
-        expected = torch.cat([form.restore_groups(rows.block(low * height, high * height)) for low, high in runs])
-        return (self._read_runs(name, cols, runs) != expected).any()
+    def sample_rows(self, name: str, rows: GroupedRows) -> Sample:
+        """What `sample` is for what put_rows packs."""
+        form, height, runs = self.format_of(name), self.shape.rows, self._sampled(name)
+        blocks = [form.restore_groups(rows.block(low * height, high * height)) for _, low, high in runs]
+        return Sample(runs, torch.cat(blocks))
 
     def format_of(self, name: str) -> TileFormat:
         """How a matrix lies in the stream."""
@@ -299,37 +300,72 @@ class WeightStream:
 
     def read_blocks(self, name: str, cols: int, low: int, high: int) -> Tensor:
         """Read row blocks low to high as Weight.block has them, by plain indexing on any device; checks `unpack`."""
-        return self._read_runs(name, cols, [(low, high)])
+        return self._read_runs(cols, [(name, low, high)])
 
-    def _read_runs(self, name: str, cols: int, runs: Sequence[tuple[int, int]]) -> Tensor:
-        """Read several runs of row blocks, one below the other."""
+    def _read_runs(self, cols: int, runs: Sequence[tuple[str, int, int]]) -> Tensor:
+        """Read runs of row blocks, each of a matrix, from one block to another; one below the other. The matrices have
+        one format and width."""
 
-        def of_runs(words: Tensor, first: int, each: int) -> Tensor:
-            return torch.cat([words[first + low * each : first + high * each] for low, high in runs])
+        def together(words: Tensor, spans: Iterable[tuple[int, int]]) -> Tensor:
+            return torch.cat([words[first:last] for first, last in spans])
 
-        start, _, tiles = self._grids[name]
-        places, own = of_runs(self._places, start, tiles).long(), self._tiles(name)
+        height = self.shape.rows
+        grids = [(self._grids[name], low, high) for name, low, high in runs]
+        spans = ((start + low * tiles, start + high * tiles) for (start, _, tiles), low, high in grids)
+        places = together(self._places, spans).long()
+        rows = (
+            (first_scale.get(name, 0) + low * height, first_scale.get(name, 0) + high * height)
+            for name, low, high in runs
+        )
         found = Tiles(
             self.images[places],
-            None if own.scales is None else of_runs(own.scales, 0, self.shape.rows),
+            None if self.scales is None else together(self.scales, rows),
             None if self.lists is None else self.lists[places],
         )
-        return self.format_of(name).restore(found, cols)
+        return self.format_of(runs[0][0]).restore(found, cols)
+
+    def sample(self, name: str, weight: Weight) -> Sample:
+        """What a matrix's first, a middle and its last row block read back as, once packed."""
+        step, form = self.shape.rows, self.format_of(name)
+        runs = self._sampled(name)
+        rows = torch.cat([weight.block(low * step, high * step, self.device, wide=form.wide) for _, low, high in runs])
+        return Sample(runs, form.expected(rows))
+
+    def _sampled(self, name: str) -> list[tuple[str, int, int]]:
+        _, blocks, _ = self._grids[name]
+        return [(name, block, block + 1) for block in sorted({0, blocks // 2, blocks - 1})]
+
+    def samples_differ(self, samples: Iterable[Sample]) -> Tensor:
+        """Check whether packed matrices read back differently: a flag on the device, so the host does not wait.
+
+        By code that shares nothing with the kernels, many matrices at once: what it takes is the host's time, call by
+        call.
+        """
+        wrong = torch.zeros((), dtype=torch.bool, device=self.device)
+        kinds: dict[tuple[int, int], list[Sample]] = {}
+        for sample in samples:
+            name, cols = sample.runs[0][0], sample.rows.shape[1]
+            kinds.setdefault((self.program.widths.get(name, 1), cols), []).append(sample)
+        for (_, cols), alike in kinds.items():
+            step = max(1, _SAMPLED_VALUES // alike[0].rows.numel())
+            for first in range(0, len(alike), step):
+                part = alike[first : first + step]
+                expected = torch.cat([sample.rows for sample in part])
+                found = self._read_runs(cols, [run for sample in part for run in sample.runs])
+                # A NaN weight must read back as NaN.
+                wrong |= ((found != expected) & ~(found.isnan() & expected.isnan())).any()
+        return wrong
 
     def differs(self, name: str, weight: Weight) -> Tensor:
-        """Check whether a packed matrix reads back differently: a flag on the device, so the host does not wait.
+        """Check whether a packed matrix reads back differently; see samples_differ."""
+        return self.samples_differ([self.sample(name, weight)])
 
-        Compares the first, a middle and the last row block, by code that shares nothing with the kernels.
-        """
-        _, blocks, _ = self._grids[name]
-        step, cols, form = self.shape.rows, weight.matrices[0].shape[1], self.format_of(name)
-        # Together: what this takes is the host's time, call by call.
-        runs = [(block, block + 1) for block in sorted({0, blocks // 2, blocks - 1})]
-        rows = torch.cat([weight.block(low * step, high * step, self.device, wide=form.wide) for low, high in runs])
-        expected = form.expected(rows)
-        found = self._read_runs(name, cols, runs)
-        # A NaN weight must read back as NaN.
-        return ((found != expected) & ~(found.isnan() & expected.isnan())).any()
+
+class Sample(NamedTuple):
+    """Some row blocks of a matrix, (name, first, last), and their rows [rows, cols] as they have to read back."""
+
+    runs: list[tuple[str, int, int]]
+    rows: Tensor
 
 
 @dataclass(frozen=True, eq=False)
