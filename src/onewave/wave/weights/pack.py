@@ -313,10 +313,8 @@ class WeightStream:
         grids = [(self._grids[name], low, high) for name, low, high in runs]
         spans = ((start + low * tiles, start + high * tiles) for (start, _, tiles), low, high in grids)
         places = together(self._places, spans).long()
-        rows = (
-            (first_scale.get(name, 0) + low * height, first_scale.get(name, 0) + high * height)
-            for name, low, high in runs
-        )
+        scales = ((self.program.first_scale.get(name, 0), low, high) for name, low, high in runs)
+        rows = ((first + low * height, first + high * height) for first, low, high in scales)
         found = Tiles(
             self.images[places],
             None if self.scales is None else together(self.scales, rows),
