@@ -59,13 +59,23 @@ def test_tokens_in_blocks_get_the_bits_that_each_gets_alone(tokens: int, kind: s
     if cached is torch.int8:
         scales = 0.01 + randn(2, kv_heads, seed=5).abs()
         options |= {"k_scale": scales[0], "v_scale": scales[1]}
-    found: list[tuple[Tensor, ...]] = []
-    for size in (tokens, 9):  # blocks, and one token a program
-        k, v = (torch.full(shape, 77 if cached is torch.int8 else NAN, dtype=cached, device=DEVICE) for _ in "kv")
-        parts = [slice(first, first + size) for first in range(0, tokens, size)]
-        q = [run("kernel", qkv[at], rotary[at], k, v, slots[at], positions[at], **options) for at in parts]
-        found.append((torch.cat(q), k, v))
-    torch.testing.assert_close(found[0], found[1], atol=0, rtol=0, equal_nan=True)
+    empty = 77 if cached is torch.int8 else NAN
+
+    def run_of(at: Tensor) -> tuple[Tensor, Tensor]:
+        """The queries of these tokens, and both caches as [2, slots, heads, capacity, head_dim]."""
+        k, v = (torch.full(shape, empty, dtype=cached, device=DEVICE) for _ in "kv")
+        q = run("kernel", qkv[at], rotary[at], k, v, slots[at], positions[at], **options)
+        return q, torch.stack([Layout(paged).plain(cache, options["block_table"]) for cache in (k, v)])
+
+    every = torch.arange(tokens, device=DEVICE)
+    alone = every[::7]  # one token a program; each place in a block
+    (q, caches), (q_alone, caches_alone) = run_of(every), run_of(alone)
+    torch.testing.assert_close(q[alone], q_alone, atol=0, rtol=0)
+    at = slots[alone], slice(None), positions[alone]
+    torch.testing.assert_close(caches[:, *at], caches_alone[:, *at], atol=0, rtol=0)
+    stored = positions >= 0
+    caches[:, slots[stored], :, positions[stored]] = empty
+    torch.testing.assert_close(caches, torch.full_like(caches, empty), atol=0, rtol=0, equal_nan=True)
 
 
 def test_the_queries_never_lie_in_what_was_projected() -> None:
