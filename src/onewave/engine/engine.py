@@ -449,17 +449,17 @@ class Engine:
 
     def _note_tokens(self, step: _InFlight, token_ids: list[int], logprobs: HostLogprobs | None) -> None:
         """Hand one token to each sample of a step."""
+        changed = self._changed
         for row, (sample, number, token_id) in enumerate(zip(step.samples, step.numbers, token_ids, strict=True)):
             if sample.finish_reason is not None or number < len(sample.token_ids):
                 continue  # ended, or was aborted, while this step ran; or is fed what it knows
             request = sample.request
-            if not sample.token_ids:
+            if number == 0:
                 request.note_first_token()
             sample.append(token_id)
             if sample.grammar is not None and sample.grammar.failure is not None:
                 self.abort(request, sample.grammar.failure)
-            wanted = request.params.logprobs
-            if wanted is not None and logprobs is not None:
+            if logprobs is not None and (wanted := request.params.logprobs) is not None:
                 try:
                     check_room(self._num_entries(wanted))
                 except CapacityError as error:
@@ -469,8 +469,9 @@ class Engine:
             if sample.finish_reason is not None:
                 self._scheduler.remove(sample)
                 request.note_finished()
-            if request.streaming or request.finished:
-                self._changed.add(request)
+                changed.add(request)  # the samples that go on are told then too
+            elif request.streaming:
+                changed.add(request)
 
     def _num_entries(self, wanted: int) -> int:
         """Entries of a position: the token itself and the `wanted` most probable ones (-1: all)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from encodings.utf_8 import IncrementalDecoder
 from typing import TYPE_CHECKING
 
@@ -49,10 +49,8 @@ class IncrementalDetokenizer:
             self._reader = _ByteReader(tokenizer.pieces, prompt_ids, skip)
         else:
             self._reader = _WindowReader(tokenizer, prompt_ids, skip)
-
-    def push(self, ids: Iterable[int]) -> str:
-        """The new text that these ids make certain."""
-        return self._reader.push(ids)
+        self.push: Callable[[Iterable[int]], str] = self._reader.push
+        """Give the new text that some ids make certain."""
 
     def finish(self) -> str:
         """The text still held back. Call once, after the last push."""
