@@ -24,12 +24,14 @@ _EXPONENT = 14
 @dataclass(frozen=True)
 class GroupedRows:
     """Rows of n columns in groups. codes: uint8 [rows, n]. scales, minima: float16 [rows, groups], or float32 of 8-bit
-    codes. row_scales: float32 [rows], powers of two."""
+    codes. row_scales: float32 [rows], powers of two. steps: int8 [rows, columns in 32, 2], of nested formats
+    (nested.py)."""
 
     codes: Tensor
     scales: Tensor
     minima: Tensor | None
     row_scales: Tensor
+    steps: Tensor | None = None
 
     def block(self, first: int, last: int) -> GroupedRows:
         """Take rows first to last; beyond the end rows of zeros."""
@@ -39,8 +41,8 @@ class GroupedRows:
             own = part[first:last]
             return torch.cat((own, own.new_zeros(missing, *own.shape[1:]))) if missing else own
 
-        minima = None if self.minima is None else cut(self.minima)
-        return GroupedRows(cut(self.codes), cut(self.scales), minima, cut(self.row_scales))
+        minima, steps = (None if part is None else cut(part) for part in (self.minima, self.steps))
+        return GroupedRows(cut(self.codes), cut(self.scales), minima, cut(self.row_scales), steps)
 
 
 def round_groups(rows: Tensor, rounding: GroupRounding) -> GroupedRows:
@@ -109,11 +111,13 @@ def stacked_rows(pieces: Sequence[GroupedRows], *, alternate: bool) -> GroupedRo
         return torch.stack(parts, dim=1).flatten(0, 1) if alternate else torch.cat(parts)
 
     minima = [piece.minima for piece in pieces if piece.minima is not None]
+    steps = [piece.steps for piece in pieces if piece.steps is not None]
     return GroupedRows(
         put([piece.codes for piece in pieces]),
         put([piece.scales for piece in pieces]),
         put(minima) if minima else None,
         put([piece.row_scales for piece in pieces]),
+        put(steps) if steps else None,
     )
 
 

@@ -27,6 +27,11 @@ class WeightFormat:
     box_rows: int
     beside_rows: int
 
+    @property
+    def copied_rows(self) -> int:
+        """Rows that one copy brings of those beside an image: a box has a power of two of them."""
+        return self.beside_rows & -self.beside_rows
+
 
 @dataclass(frozen=True)
 class Rounding(WeightFormat):
@@ -43,10 +48,13 @@ class RowRounding(Rounding):
 @dataclass(frozen=True)
 class GroupRounding(Rounding):
     """Four bits a weight, 0 to 15, with a float16 scale for each group of neighbouring columns of a row, 32, 64 or 128
-    (group_rounding.py). minima: whether each group has a float16 minimum as well; without one 8 stands for zero."""
+    (group_rounding.py). minima: whether each group has a float16 minimum as well; without one 8 stands for zero.
+    nested: scales and minima are one float16 for 128 columns, times a small integer a group; nothing is rounded to it.
+    """
 
     group: int
     minima: bool
+    nested: bool = False
 
 
 def _nibbles(group: int, *, minima: bool) -> GroupRounding:
@@ -62,6 +70,8 @@ ROW_ROUNDINGS = {
 """One-byte formats by name."""
 NIBBLES = {(group, minima): _nibbles(group, minima=minima) for group in (128, 64, 32) for minima in (False, True)}
 """Formats of four bits by columns of a group and whether there are minima."""
+NESTED = GroupRounding("4 bits, nested groups of 32", 10, 38 / 64, 32, 6, group=32, minima=True, nested=True)
+"""Four bits as GGUF's Q4_K has them: 4.75 with what lies beside them."""
 ROUNDINGS: dict[str, Rounding] = {**ROW_ROUNDINGS, "int4": NIBBLES[128, False]}
 """Formats that weights can be rounded to on load, by name."""
 COMPACT = WeightFormat("compact", 3, COMPACT_BYTES, 32, 8)
@@ -94,7 +104,7 @@ class MixedFormat(WeightFormat):
     @property
     def wide_group(self) -> int:
         """Columns that share a scale, of 8-bit weights."""
-        return max(16, 64 // self.beside_rows)
+        return 16 if self.nibbles.nested else max(16, 64 // self.beside_rows)
 
     @property
     def wide_number(self) -> int:

@@ -16,7 +16,7 @@ from kit.models import plain_wave
 from kit.models.plain_wave import how
 from kit.models.tiny_gguf import write_gguf
 from kit.numpy_gpu.simulated_wave import LONG
-from onewave.base.weight_formats import COMPACT, NIBBLES, MixedFormat
+from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, GroupRounding, MixedFormat
 from onewave.engine.load.checkpoint import load_model, open_parts
 from onewave.engine.load.kept import kept_format, stream_kept
 from onewave.engine.load.options import LoadOptions
@@ -74,30 +74,41 @@ def kept(location: ModelLocation, options: LoadOptions) -> tuple[Llama, MixedFor
         return stream_kept(parts, CONFIG, stream, 64), form
 
 
+EIGHT = {"qkv0": 2, "o0": 2, "gate_up0": 2, "down0": 2, "head": 2}
+
+
 @pytest.mark.parametrize(
-    ("types", "widths", "minima"),
+    ("types", "widths", "nibbles"),
     [
-        ({"other": "Q4_1", "output": "Q8_0"}, {"head": 2}, True),
-        ({"other": "Q4_0", "attn_v": "Q5_0", "output": "Q4_0"}, {"qkv0": 2}, True),
-        ({"other": "Q4_0", "ffn_down": "F16", "output": "Q8_0"}, {"down0": 4, "head": 2}, True),
+        ({"other": "Q4_1", "output": "Q8_0"}, {"head": 2}, NIBBLES[32, True]),
+        ({"other": "Q4_0", "attn_v": "Q5_0", "output": "Q4_0"}, {"qkv0": 2}, NIBBLES[32, True]),
+        ({"other": "Q4_0", "ffn_down": "F16", "output": "Q8_0"}, {"down0": 4, "head": 2}, NIBBLES[32, True]),
+        ({"other": "Q8_0", "output": "Q8_0"}, EIGHT, NIBBLES[64, False]),
+        (
+            {"other": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0", "ffn_down": "Q6_K", "output": "Q6_K"},
+            {"qkv0": 2, "o0": 2, "down0": 2, "head": 2},
+            NESTED,
+        ),
+        ({"other": "Q5_K", "attn_output": "Q5_1", "ffn_down": "Q8_0", "output": "Q6_K"}, EIGHT, NESTED),
+        ({"other": "Q4_K", "attn_output": "Q4_1", "ffn_up": "Q5_K", "output": "F16"}, {"o0": 2, "gate_up0": 2, "head": 4}, NESTED),
     ],
-    ids=["Q4_1", "Q4_0 with Q5_0", "Q4_0 with 16 bits and Q8_0"],
+    ids=["Q4_1", "Q4_0 with Q5_0", "Q4_0 with 16 bits and Q8_0", "Q8_0", "as Q4_K_M", "as Q5_K_M", "Q4_K with Q4_1"],
 )
 def test_a_quantised_file_gives_the_bits_of_its_dequantised_values(
-    types: dict[str, str], widths: dict[str, int], minima: bool, tmp_path: Path
+    types: dict[str, str], widths: dict[str, int], nibbles: GroupRounding, tmp_path: Path
 ) -> None:
     location = written(tmp_path / "tiny.gguf", CONFIG, types)
     options = LoadOptions(dtype=torch.float16, device=CPU, max_num_seqs=4, max_model_len=64)
     model, form = kept(location, options)
-    assert form.nibbles is NIBBLES[32, minima]
+    assert form.nibbles is nibbles
     assert dict(form.widths) == widths
     whole = load_model(location, CONFIG, options)
     assert all(torch.equal(a, b) for a, b in zip(logits(model), logits(whole), strict=True))
 
 
-def test_a_file_without_four_bits_is_dequantised(tmp_path: Path) -> None:
+def test_a_file_of_wide_weights_is_dequantised(tmp_path: Path) -> None:
     options = LoadOptions(dtype=torch.float16, device=CPU, max_num_seqs=1, max_model_len=64)
-    for number, kind in enumerate(("F16", "Q8_0", "Q5_1")):
+    for number, kind in enumerate(("F16", "F32")):
         location = written(tmp_path / f"{number}.gguf", CONFIG, {"other": kind})
         with open_parts(location, CONFIG, options) as parts:
             assert kept_format(parts, CONFIG, batch=1) is None

@@ -64,7 +64,8 @@ def metadata_of(architecture: str, config: Any) -> dict[str, Any]:
 def write_gguf(
     path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[NDArray[np.float32], str]]
 ) -> dict[str, NDArray[np.float32]]:
-    """Write (values, type name) tensors; return the values that the file really holds."""
+    """Write (values, type name) tensors; return the values that the file really holds. Of K-quants only the size of
+    the values counts."""
     import gguf  # not on every machine that collects these tests
 
     writer = gguf.GGUFWriter(path, architecture)
@@ -80,7 +81,7 @@ def write_gguf(
     held: dict[str, NDArray[np.float32]] = {}
     for name, (values, type_name) in tensors.items():
         kind = gguf.GGMLQuantizationType[type_name]
-        data = gguf.quants.quantize(values, kind)
+        data = k_blocks(values, type_name) if type_name.endswith("_K") else gguf.quants.quantize(values, kind)
         writer.add_tensor(name, data, raw_dtype=kind)
         held[name] = gguf.quants.dequantize(data, kind).reshape(values.shape)
     writer.write_header_to_file()
@@ -88,6 +89,19 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return held
+
+
+def k_blocks(values: NDArray[np.float32], type_name: str) -> NDArray[np.uint8]:
+    """Random blocks of a K-quant, of numbers about as large as the values: uint8 [rows, bytes of a row]."""
+    size, scale_at, range_ = {"Q4_K": (144, 0, 480), "Q5_K": (176, 0, 960), "Q6_K": (210, 208, 2000)}[type_name]
+    dice = np.random.default_rng(values.size)
+    blocks = dice.integers(0, 256, (values.size // 256, size), dtype=np.uint8)
+    scales = (dice.uniform(0.5, 1, len(blocks)) * values.std() * 1.5 / range_).astype(np.float16)
+    blocks[:, scale_at : scale_at + 2] = scales[:, None].view(np.uint8)
+    if type_name != "Q6_K":
+        minima = (scales.astype(np.float32) * dice.choice([0, 7, 15], len(blocks))).astype(np.float16)
+        blocks[:, 2:4] = minima[:, None].view(np.uint8)
+    return blocks.reshape(len(values), -1)
 
 
 def convert(

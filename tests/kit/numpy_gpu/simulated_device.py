@@ -37,7 +37,7 @@ class Bench:
         tiles, images = as_numpy(stream), program.shape.images
         self.arguments: dict[str, Any] = {
             "weights": Descriptor(tiles, program.shape.tile_rows if form is None else form.box_rows * images),
-            "lasts": Descriptor(tiles, 0 if form is None else form.beside_rows * images),
+            "lasts": Descriptor(tiles, 0 if form is None else form.copied_rows * images),
             "lists": None if lists is None else Descriptor(lists.numpy(), 1),
             "slack": put(program.slack),
             "slack_words": program.slack.shape[1],

@@ -13,12 +13,14 @@ from kit.models.tiny_decoders import BASE, randn
 from kit.numpy_gpu.numpy_memory import DTYPES, Memory, Pointer
 from kit.numpy_gpu.numpy_tensor_maps import Boxes
 from kit.numpy_gpu.simulated_device import Bench, words
+from kit.operands.nested import nested_rows
 from onewave.base.weight_formats import MixedFormat, WeightFormat
 from onewave.models.batch import Batch
 from onewave.models.decode_wave import norm_gains, wave_weights
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.plan.layout import TILE_BYTES
+from onewave.wave.weights.formats.nested import NestedTiles
 from onewave.wave.weights.pack import WeightStream
 
 CPU = torch.device("cpu")
@@ -35,7 +37,8 @@ def keys_box_of(memory: Memory, cache: Pointer, shape: tuple[int, ...], dtype: A
 
 
 class Simulated:
-    """A decode wave on the simulated device, with caches of its own. model: of float16 or bfloat16 weights."""
+    """A decode wave on the simulated device, with caches of its own. model: of float16 or bfloat16 weights. Matrices of
+    nested formats are random."""
 
     def __init__(
         self,
@@ -54,7 +57,12 @@ class Simulated:
         config, groups, self.dtype = model.config, plan.groups, model.weights.embedding.dtype
         stream = WeightStream(plan.program, self.dtype, CPU, weight_format)
         for name, weight in wave_weights(model).items():
-            stream.put(name, replace(weight, gain=None) if gains_apart else weight)
+            form = stream.format_of(name)
+            if isinstance(form, NestedTiles):
+                rows, cols = len(weight.matrices[0]) * len(weight.matrices), weight.matrices[0].shape[1]
+                stream.put_rows(name, nested_rows(rows, cols, form.bits, seed=rows))
+            else:
+                stream.put(name, replace(weight, gain=None) if gains_apart else weight)
         assert stream.reached
         self.bench = Bench(
             plan.program,

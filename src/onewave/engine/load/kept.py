@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,31 +18,37 @@ from torch import Tensor
 
 from onewave.base.errors import OutOfReachError, UnsupportedError
 from onewave.base.group_rounding import GroupedRows, held_rows, stacked_rows
-from onewave.base.grouped import Code, GroupedMatrix, GroupFormat, GroupNumbers, Offset
-from onewave.base.weight_formats import NIBBLES, MixedFormat, mixed
+from onewave.base.grouped import Code, Codes, Floats, GroupedMatrix, GroupFormat, GroupNumbers, Offset
+from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, MixedFormat, mixed
 from onewave.engine.load.checkpoint import ModelParts
 from onewave.engine.load.streamed import layer_matrices
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import MATRICES, LayerWeights, Llama, LlamaWeights, MatrixWeight, plain
 from onewave.wave.weights.pack import Sample, StreamMatrix, Weight, WeightStream
 
+_NARROW = (NIBBLES[128, False], NIBBLES[64, False], NIBBLES[32, True], NESTED)
+"""What 4-bit matrices may be; wider ones follow from it."""
 # Matrices that are read and unpacked side by side.
 _THREADS = 8
 
 
 def kept_format(parts: ModelParts, config: ModelConfig, *, batch: int) -> MixedFormat | None:
-    """Choose how a checkpoint's matrices lie in the stream; None where it has none of four bits that fit.
+    """Choose how a checkpoint's matrices lie in the stream, in the fewest bytes; None where compact weights are as few.
 
     batch: sequences of a step; for more than eight, 16-bit matrices beside 4-bit ones are not laid out.
     """
     found = {name: parts.group_formats(*_place(name)) for name in _names(config)}
-    narrow = [form for forms in found.values() for form in forms if form is not None and form.bits == 4]
-    fine = any(form.offset is Offset.MINIMUM or form.group not in (None, 128) for form in narrow)
-    chosen = mixed(NIBBLES[32, True] if fine else NIBBLES[128, False], {})
-    widths = {name: _width(forms, chosen) for name, forms in found.items()}
-    if 1 not in widths.values() or (batch > 8 and 4 in widths.values()):
-        return None
-    return mixed(chosen.nibbles, {name: width for name, width in widths.items() if width > 1})
+    shapes = {kind: height * cols * count for kind, (height, cols, count) in layer_matrices(config).items()}
+    shapes["head"] = config.vocab_size * config.hidden_size
+    sizes = {name: shapes[_place(name)[1]] for name in found}
+    best, least = None, sum(sizes.values()) * COMPACT.weight_bytes
+    for nibbles in _NARROW:
+        form = mixed(nibbles, {})
+        widths = {name: _width(pieces, form) for name, pieces in found.items()}
+        size = sum(nibbles.weight_bytes * widths[name] * sizes[name] for name in found)
+        if size < least and (batch <= 8 or 4 not in widths.values()):
+            best, least = mixed(nibbles, {name: width for name, width in widths.items() if width > 1}), size
+    return best
 
 
 def _names(config: ModelConfig) -> list[str]:
@@ -64,16 +71,26 @@ def _width(forms: Iterable[GroupFormat | None], chosen: MixedFormat) -> int:
 
 
 def _fits_nibbles(form: GroupFormat, chosen: MixedFormat) -> bool:
-    offsets = (Offset.NONE, Offset.MINIMUM) if chosen.nibbles.minima else (Offset.NONE,)
-    divides = form.group is None or form.group % chosen.nibbles.group == 0
-    whole = form.nested is None and form.number != "F32" and form.code is not Code.E4M3
-    return form.bits == 4 and form.offset in offsets and divides and whole
+    nibbles = chosen.nibbles
+    if form.bits != 4 or form.code is Code.E4M3 or form.number == "F32":
+        return False
+    if nibbles.nested:
+        return _divides(form.group, 32) and _divides(form.nested or form.group, 128)
+    offsets = (Offset.NONE, Offset.MINIMUM) if nibbles.minima else (Offset.NONE,)
+    return form.offset in offsets and _divides(form.group, nibbles.group) and form.nested is None
 
 
 def _fits_bytes(form: GroupFormat, chosen: MixedFormat) -> bool:
-    divides = form.group is None or form.group % chosen.wide_group == 0
+    if chosen.nibbles.nested:
+        whole = form.code is not Code.E4M3 and form.number != "F32" and _divides(form.nested or form.group, 32)
+        return whole and _divides(form.group, 16 if form.offset is Offset.NONE else 32)
     number = chosen.wide_number == 4 or (form.nested is None and form.number != "F32")
-    return form.code is Code.SIGNED and form.offset is Offset.NONE and divides and number
+    return form.code is Code.SIGNED and form.offset is Offset.NONE and _divides(form.group, chosen.wide_group) and number
+
+
+def _divides(group: int | None, columns: int) -> bool:
+    """Whether a group, or a whole row, is so many columns again and again."""
+    return group is None or group % columns == 0
 
 
 def stream_kept(
@@ -147,28 +164,66 @@ def _rows(pieces: Sequence[GroupedMatrix], stream: WeightStream, width: int, *, 
     """Put a matrix's pieces below one another, or row by row in turn, in the form of its width."""
     form = stream.weight_format
     assert isinstance(form, MixedFormat)
-    nibbles, device = form.nibbles, stream.device
-    group, zero = (nibbles.group, 8) if width == 1 else (form.wide_group, 128)
-    number = torch.float32 if width == 2 and form.wide_number == 4 else torch.float16
     made: list[GroupedRows] = []
     for piece in pieces:
-        if piece.columns is not None or piece.zero_points is not None:
-            raise OutOfReachError("weights", got="zero points or another order of columns in some matrices")
-        cols = piece.shape[1]
-        times = -(-(piece.format.group or cols) // group)
-
-        def spread(numbers: GroupNumbers, times: int = times, cols: int = cols) -> Tensor:
-            whole = torch.as_tensor(numbers.expand()).to(device)
-            return whole.repeat_interleave(times, dim=1)[:, : -(-cols // group)]
-
-        signed = piece.format.code is Code.SIGNED
-        codes = torch.as_tensor(piece.codes).to(device)
-        codes = (codes.short() + zero).to(torch.uint8) if signed else codes
-        scales = spread(piece.scales)
-        minima = None if piece.minima is None else -spread(piece.minima)
-        if width == 1 and nibbles.minima and minima is None:
-            minima = scales * -zero
-        rows, exact = held_rows(codes, scales, minima, number)
+        if piece.columns is not None:
+            raise OutOfReachError("weights", got="another order of columns in some matrices")
+        rows, exact = (_nested if form.nibbles.nested else _plain)(piece, form, width, stream.device)
         stream.reached &= exact
         made.append(rows)
     return stacked_rows(made, alternate=alternate)
+
+
+def _plain(piece: GroupedMatrix, form: MixedFormat, width: int, device: torch.device) -> tuple[GroupedRows, Tensor]:
+    """Hold a piece with a scale a group; also whether it is held exactly."""
+    group, zero = (form.nibbles.group, 8) if width == 1 else (form.wide_group, 128)
+    scales = _spread(piece.scales.expand(), piece.format.group, group, piece.shape[1], device)
+    minima = None
+    if piece.minima is not None:
+        minima = -_spread(piece.minima.expand(), piece.format.group, group, piece.shape[1], device)
+    codes = torch.as_tensor(piece.codes).to(device)
+    codes = (codes.short() + zero).to(torch.uint8) if piece.format.code is Code.SIGNED else codes
+    if width == 1 and form.nibbles.minima and minima is None:
+        minima = scales * -zero
+    return held_rows(codes, scales, minima, torch.float32 if width == 2 and form.wide_number == 4 else torch.float16)
+
+
+def _nested(piece: GroupedMatrix, form: MixedFormat, width: int, device: torch.device) -> tuple[GroupedRows, Tensor]:
+    """Hold a piece with scales and minima that are integers times shared ones (formats/nested.py)."""
+    own, cols = piece.format, piece.shape[1]
+    shared, columns = own.nested or own.group, 128 if width == 1 else 32
+
+    def base(numbers: GroupNumbers) -> Tensor:
+        return _spread(numbers.base, shared, columns, cols, device)
+
+    def steps(numbers: Codes | None, group: int) -> Tensor:
+        if numbers is None:
+            return torch.ones(piece.shape[0], -(-cols // group), dtype=torch.int32, device=device)
+        return _spread(numbers, own.group, group, cols, device).int()
+
+    up = steps(piece.scales.steps, 32) if own.group != 16 else None
+    halves = steps(piece.scales.steps, 16).unflatten(1, (-1, 2)) if up is None else torch.stack((up, up), dim=2)
+    codes = torch.as_tensor(piece.codes).to(device).short()
+    # A code's zero, and what is added to codes to lie in a tile: 128 stands for zero in eight bits.
+    zero = 128 if own.bits == 8 and own.code is Code.UNSIGNED else 0
+    added = (8 if own.code is Code.SIGNED else 0) if width == 1 else 128 - zero
+    scales, down = base(piece.scales), halves[..., 1]
+    if piece.minima is not None:
+        minima, down = -base(piece.minima), steps(piece.minima.steps, 32)
+    elif piece.zero_points is not None or added == 8:
+        points = added if piece.zero_points is None else steps(piece.zero_points, 32)
+        minima, down = scales, (zero - points) * halves[..., 0]
+    else:
+        minima = torch.zeros_like(scales)
+    if width == 2:
+        down = torch.where(minima == 0, halves[..., 1], down)
+    pairs = torch.stack((halves[..., 0], down), dim=2)
+    rows, exact = held_rows((codes + added).to(torch.uint8), scales, minima, torch.float16)
+    exact &= (pairs == pairs.to(torch.int8)).all()
+    return replace(rows, steps=pairs.to(torch.int8)), exact
+
+
+def _spread(numbers: Codes | Floats, group: int | None, columns: int, cols: int, device: torch.device) -> Tensor:
+    """A number for so many columns each, from one a group, which has as many or more; None: a whole row."""
+    whole = torch.as_tensor(numbers).to(device)
+    return whole.repeat_interleave(-(-(group or cols) // columns), dim=1)[:, : -(-cols // columns)]

@@ -95,7 +95,7 @@ from onewave.wave.kernel.parameters import (
 )
 from onewave.wave.kernel.records import copy_first_records, records_memory
 from onewave.wave.kernel.widen.widen import multiply_byte_steps
-from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, box_rows, boxes_of, scale_rows
+from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, box_rows, boxes_of, copied_rows, scale_rows
 
 
 @gluon.jit
@@ -318,8 +318,8 @@ def wave_kernel(
 
     weights: descriptor of the packed stream, 16-bit [rows of 64], boxes of one tile: [128, 64] (FORMAT 0),
     [IMAGES * 64, 64] (1, 2), one plane of a tile, [IMAGES * 32, 64] (3), or its values, likewise (4 on). lasts: of the
-    words beside a tile's planes, [IMAGES * 8, 64] of the same rows (3), or of its scales, [IMAGES * scale_rows, 64] (4
-    on). lists: of a tile's list, int32 [1, LIST_SIZE] (3).
+    words beside a tile's planes, [IMAGES * 8, 64] of the same rows (3), or of its scales, as many as one copy brings,
+    [IMAGES * copied_rows, 64] (4 on). lists: of a tile's list, int32 [1, LIST_SIZE] (3).
     keys, values: descriptors of the caches (boxes.py), read where a launch STREAMS. slack, tasks, steps, lanes: see
     program.py; slack_words, task_words: a thread block's. records: descriptor of boxes of TOGETHER rows; row 0 is
     `places` (layout.Place), the others are steps. row_step: rows from one of a thread block's tiles to its next.
@@ -359,7 +359,9 @@ def wave_kernel(
     pempty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     groups, places, rfull = records_memory(records, PLACES)
     if FORMAT > 3:
-        scales = gl.allocate_shared_memory(DTYPE, [S, scale_rows(FORMAT) * IMAGES, 64], lasts.layout)
+        ROWS: gl.constexpr = scale_rows(FORMAT)
+        COPIED: gl.constexpr = copied_rows(ROWS)
+        scales = gl.allocate_shared_memory(DTYPE, [S * (ROWS // COPIED), COPIED * IMAGES, 64], lasts.layout)
         boxes = (weights, lasts)
         ring = Channel(places=(tiles, scales), full=full, empty=empty)
     elif BOXES > 1:

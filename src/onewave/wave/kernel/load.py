@@ -37,7 +37,7 @@ def load_first(stream, ring, c):
 def request_tile(boxes, row, ring, slot, c):
     """Request the tile that begins in a row of the stream for a slot, by TMA.
 
-    One box; for 4-bit weights one more for the scales; or for compact weights three for the planes of words, one for
+    One box; for 4-bit weights one more for the scales, or three for nested ones; or for compact weights three for the planes of words, one for
     the words beside them, one for the list.
     """
     TILE: gl.constexpr = tile_bytes(c.FORMAT, c.IMAGES)
@@ -50,7 +50,10 @@ def request_tile(boxes, row, ring, slot, c):
         mbarrier.expect(full.index(slot), TILE)
         tma.async_copy_global_to_shared(boxes[0], [row, 0], full.index(slot), tiles[0].index(slot))
         scales = row + tiles[0].shape[1]
-        tma.async_copy_global_to_shared(boxes[1], [scales, 0], full.index(slot), tiles[1].index(slot))
+        COPIES: gl.constexpr = tiles[1].shape[0] // c.S
+        for copy in gl.static_range(COPIES):
+            to = tiles[1].index(slot * COPIES + copy)
+            tma.async_copy_global_to_shared(boxes[1], [scales + copy * to.shape[0], 0], full.index(slot), to)
     else:
         PLANES: gl.constexpr = tiles[0].shape[0] // c.S
         ROWS: gl.constexpr = tiles[0].shape[1]

@@ -63,7 +63,7 @@ def box_rows(FORMAT, IMAGES) -> int:
 @gluon.constexpr_function
 def group_of(FORMAT) -> int:
     """Columns that share a scale, of 4-bit weights (base/weight_formats.py): 32, 64 or 128."""
-    return (128, 64, 32)[(FORMAT % 16 - 4) % 3]
+    return 32 if FORMAT % 16 == 10 else (128, 64, 32)[(FORMAT % 16 - 4) % 3]
 
 
 @gluon.constexpr_function
@@ -75,7 +75,19 @@ def has_minima(FORMAT) -> int:
 @gluon.constexpr_function
 def scale_rows(FORMAT) -> int:
     """Rows of 128 bytes of scales and minima, beside an image of 4-bit weights."""
-    return (1, 2, 4)[(FORMAT % 16 - 4) % 3] * (2 if FORMAT % 16 >= 7 else 1)
+    return 6 if FORMAT % 16 == 10 else (1, 2, 4)[(FORMAT % 16 - 4) % 3] * (2 if FORMAT % 16 >= 7 else 1)
+
+
+@gluon.constexpr_function
+def copied_rows(ROWS) -> int:
+    """Rows that one copy brings of those beside an image: a box has a power of two of them."""
+    return ROWS & -ROWS
+
+
+@gluon.constexpr_function
+def is_nested(FORMAT) -> int:
+    """Whether scales and minima are a number for more columns times an integer a group."""
+    return int(FORMAT % 16 == 10)
 
 
 @gluon.constexpr_function
@@ -87,7 +99,7 @@ def is_mixed(FORMAT) -> int:
 @gluon.constexpr_function
 def wide_group(FORMAT) -> int:
     """Columns that share a scale, of 8-bit weights beside 4-bit ones: as few as a tile's bytes leave room for."""
-    return (64, 32, 16, 32, 16, 16)[FORMAT % 16 - 4]
+    return (64, 32, 16, 32, 16, 16, 16)[FORMAT % 16 - 4]
 
 
 @gluon.constexpr_function

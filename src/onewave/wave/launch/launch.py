@@ -118,7 +118,7 @@ class Wave:
         rows = program.shape.tile_rows if form is None else form.box_rows * images
         self._weights_box = self._lasts_box = self._lists_box = rows_box(stream, rows, swizzle=128)
         if form is not None and form.beside_rows:
-            self._lasts_box = rows_box(stream, form.beside_rows * images, swizzle=0)
+            self._lasts_box = rows_box(stream, form.copied_rows * images, swizzle=0)
         if lists is not None:
             self._lists_box = rows_box(lists, 1, swizzle=0)
         # Placeholders: no launch reads keys before bind_cache.

@@ -15,6 +15,7 @@ BITS       bits of a weight in a group, or 16 of one beside them (4, 8, 16)
 GROUP      columns that share a scale (16, 32, 64, 128)
 MINIMA     whether groups have minima (False, True)
 NUMBER     type of scales and minima (float16, float32)
+NESTED     whether scales and minima are nested (formats/nested.py)
 BESIDE     bytes of an image's scales and minima
 """
 
@@ -132,7 +133,7 @@ def _unpack_bytes_kernel(
 def _unpack_groups_kernel(
     stream, places, scales, out, height, cols, first_block, tiles, first_row,
     R: tl.constexpr, COUNT: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, MINIMA: tl.constexpr,
-    NUMBER: tl.constexpr, BESIDE: tl.constexpr, IMAGES: tl.constexpr, PART: tl.constexpr,
+    NUMBER: tl.constexpr, NESTED: tl.constexpr, BESIDE: tl.constexpr, IMAGES: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     number, image = tl.program_id(0) // IMAGES, tl.program_id(0) % IMAGES
     place = tl.program_id(1) * PART + tl.arange(0, PART)
@@ -152,19 +153,44 @@ def _unpack_groups_kernel(
         code = tl.load(values + at).to(tl.int32)
         if BITS == 4:
             code = (code >> (column // 64 * 4)) & 15
-        beside = (tile + IMAGES * VALUES + image * BESIDE).to(tl.pointer_type(NUMBER))
-        beside += column // GROUP * 64 + line // 16 * 16 + line % 8 * 2 + line // 8 % 2
-        scale = tl.load(beside).to(tl.float32)
-        if MINIMA:
-            value = code.to(tl.float32) * scale + tl.load(beside + 128 // GROUP * 64).to(tl.float32)
+        beside = tile + IMAGES * VALUES
+        row_at = line // 16 * 16 + line % 8 * 2 + line // 8 % 2
+        if NESTED:
+            value = _nested(beside, image, row_at, column, code, BITS, IMAGES, BESIDE // 6)
         else:
-            value = (code - (8 if BITS == 4 else 128)).to(tl.float32) * scale
+            beside = (beside + image * BESIDE).to(tl.pointer_type(NUMBER)) + column // GROUP * 64 + row_at
+            scale = tl.load(beside).to(tl.float32)
+            if MINIMA:
+                value = code.to(tl.float32) * scale + tl.load(beside + 128 // GROUP * 64).to(tl.float32)
+            else:
+                value = (code - (8 if BITS == 4 else 128)).to(tl.float32) * scale
         value *= tl.load(scales + whole)
     matrix, row = whole % COUNT, whole // COUNT - first_row
     column += (number % tiles * IMAGES + image) * (8192 // R) + line // R * 128
     inside = (row >= 0) & (row < height) & (column < cols)
     target = out + (matrix.to(tl.int64) * height + row) * cols + column
     tl.store(target, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _nested(beside, image, row_at, column, code, BITS: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr):
+    """Dequantise codes of a nested format (formats/nested.py), but for the row's scale. ROWS: numbers of an image's
+    rows in one of the three parts."""
+    part, group = IMAGES * ROWS, column // 32
+    numbers = beside.to(tl.pointer_type(tl.float16)) + image * ROWS + row_at
+    pairs = beside.to(tl.pointer_type(tl.int16)) + image * ROWS + row_at
+    if BITS == 4:
+        scale, least = tl.load(numbers + 2 * part).to(tl.float32), tl.load(numbers + 2 * part + 64).to(tl.float32)
+        pair = tl.load(pairs + group // 2 * part + group % 2 * 64).to(tl.int32)
+    else:
+        scale = tl.load(numbers + group * 64).to(tl.float32)
+        least = tl.load(numbers + part + group * 64).to(tl.float32)
+        pair = tl.load(pairs + 2 * part + group * 64).to(tl.int32)
+    up, down = (pair << 24) >> 24, pair >> 8
+    if BITS == 8:
+        code -= 128
+        up = tl.where((column // 16 % 2 == 1) & (least == 0), down, up)
+    return code.to(tl.float32) * (scale * up.to(tl.float32)) + least * down.to(tl.float32)
 
 
 def pack_tiles(
@@ -229,6 +255,11 @@ def unpack_halves(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileS
     _unpack_groups(tiles, places, part, shape, BITS=16, GROUP=128, MINIMA=False, NUMBER=tl.float16)
 
 
+def unpack_nested(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, bits: int) -> None:
+    """Dequantise rows of nested formats of four or eight bits, likewise."""
+    _unpack_groups(tiles, places, part, shape, BITS=bits, GROUP=32, MINIMA=True, NUMBER=tl.float16, NESTED=True)
+
+
 def _unpack_groups(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, **constants: Any) -> None:
     _, height, cols = part.out.shape
     count = -(-cols // shape.cols)
@@ -237,5 +268,5 @@ def _unpack_groups(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: Tile
         _unpack_groups_kernel, (part.blocks * count * shape.images, _PARTS),
         tiles.images, places, tiles.scales, part.out, height, cols, part.first_block, count, part.first_row,
         R=shape.rows, COUNT=part.count, BESIDE=beside, IMAGES=shape.images, PART=8192 // _PARTS, num_warps=4,
-        **constants,
+        **{"NESTED": False} | constants,
     )  # fmt: skip

@@ -22,9 +22,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from onewave.wave.kernel.attend.streamed import skip_tiles
 from onewave.wave.kernel.hand_over import next_slot
 from onewave.wave.kernel.widen.nibble_values import nibbles
-from onewave.wave.kernel.widen.operands import activations, operand, scales_of
-from onewave.wave.kernel.widen.wide import add_half_tile, add_wide_tile
-from onewave.wave.kernel.words import group_of, has_minima, is_mixed, scale_rows
+from onewave.wave.kernel.widen.operands import activations, operand, scales_of, steps_of
+from onewave.wave.kernel.widen.wide import add_half_tile, add_nested_tile, add_wide_tile
+from onewave.wave.kernel.words import group_of, has_minima, is_mixed, is_nested, scale_rows
 
 # The bits of the smallest subnormal number, the unit of nibbles.
 _ONE = gl.constexpr(1)
@@ -90,7 +90,10 @@ def add_one(acc, count, share, x, at, ring, c):
             if share == c.PC // c.IMAGES:
                 (acc,) = add_tiles((acc,), (slot,), tile, x, ring.places, c)
             elif share == 2 * (c.PC // c.IMAGES):
-                acc = add_wide_tile(acc, tile, x, slot, ring.places, c)
+                if is_nested(c.FORMAT):
+                    acc = add_nested_tile(acc, tile, x, slot, ring.places, c)
+                else:
+                    acc = add_wide_tile(acc, tile, x, slot, ring.places, c)
             else:
                 if c.IMAGES == 4:
                     acc = add_half_tile(acc, tile, x, slot, ring.places, c)
@@ -124,15 +127,37 @@ def add_tiles(accs, slots, tile, x, rings, c):
         for block in gl.static_range(len(accs)):
             acc = accs[block]
             values = rings[0].index(slots[block])._reinterpret(gl.int32, [c.IMAGES * 32, 32], STORED)
-            scales = rings[1].index(slots[block])._reinterpret(gl.float16, [c.IMAGES * ROWS, 4, 8, 2], PLAIN)
             products = image_products(values.slice(image * 32, 32), first, second, acc, c)
-            for group in gl.static_range(GROUPS):
-                acc += scales_of(scales.index(image * ROWS + group), acc) * products[group]
-                if has_minima(c.FORMAT):
-                    acc += scales_of(scales.index(image * ROWS + GROUPS + group), acc) * ones[group]
+            if is_nested(c.FORMAT):
+                acc = add_nested_groups(acc, products, ones, image, rings[1], slots[block], c)
+            else:
+                scales = rings[1].index(slots[block])._reinterpret(gl.float16, [c.IMAGES * ROWS, 4, 8, 2], PLAIN)
+                for group in gl.static_range(GROUPS):
+                    acc += scales_of(scales.index(image * ROWS + group), acc) * products[group]
+                    if has_minima(c.FORMAT):
+                        acc += scales_of(scales.index(image * ROWS + GROUPS + group), acc) * ones[group]
             made = made + (acc,)
         accs = made
     return accs
+
+
+@gluon.jit
+def add_nested_groups(acc, products, ones, image: gl.constexpr, ring, slot, c):
+    """Add to acc an image's products and sums of activations, group by group, with nested scales and minima.
+
+    ring: places of three copies a tile, each with two rows an image: integers of two groups, of the other two, and a
+    scale and a minimum of all.
+    """
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    numbers = ring.index(slot * 3 + 2)._reinterpret(gl.float16, [c.IMAGES * 2, 4, 8, 2], PLAIN)
+    scale = scales_of(numbers.index(image * 2), acc)
+    least = scales_of(numbers.index(image * 2 + 1), acc)
+    for group in gl.static_range(4):
+        steps = ring.index(slot * 3 + group // 2)._reinterpret(gl.int16, [c.IMAGES * 2, 4, 8, 2], PLAIN)
+        up, down = steps_of(steps.index(image * 2 + group % 2), acc)
+        acc += (scale * up) * products[group]
+        acc += (least * down) * ones[group]
+    return acc
 
 
 @gluon.jit

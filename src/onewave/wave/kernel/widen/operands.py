@@ -30,7 +30,33 @@ def scales_of(scales, acc):
 
     scales: float16 or float32 [4, 8, 2] in shared memory: 16 rows, row in 8, half of 16 rows.
     """
+    return beside_rows(rows_loaded(scales).to(gl.float32), acc)
+
+
+@gluon.jit
+def rows_loaded(numbers):
+    """Load a number for each row of A, [4, 8, 2], each by the threads that have the row's sums."""
+    return numbers.load(
+        gl.SliceLayout(3, gl.BlockedLayout([1, 1, 2, 1], [1, 8, 1, 4], [4, 1, 1, 1], [3, 2, 1, 0]))
+    )
+
+
+@gluon.jit
+def beside_rows(numbers, acc):
+    """Put a number for each row of A, as scales_of loads them, beside acc: [PARTS, 64 / PARTS, 1]."""
     PARTS: gl.constexpr = acc.shape[0]
-    ROWS: gl.constexpr = gl.SliceLayout(3, gl.BlockedLayout([1, 1, 2, 1], [1, 8, 1, 4], [4, 1, 1, 1], [3, 2, 1, 0]))
-    rows = gl.reshape(gl.permute(scales.load(ROWS).to(gl.float32), (0, 2, 1)), [PARTS, 64 // PARTS])
+    rows = gl.reshape(gl.permute(numbers, (0, 2, 1)), [PARTS, 64 // PARTS])
     return gl.expand_dims(gl.convert_layout(rows, gl.SliceLayout(2, acc.type.layout), assert_trivial=True), 2)
+
+
+@gluon.jit
+def steps_of(steps, acc):
+    """Load two integers for each row of A as scales_of loads scales. steps: int16, of two signed bytes each."""
+    words = rows_loaded(steps).to(gl.int32)
+    return beside_rows(small_integer(words), acc), beside_rows(small_integer(words >> 8), acc)
+
+
+@gluon.jit
+def small_integer(words):
+    """Convert the signed lowest byte of each word to float32; an addition is faster than the conversion."""
+    return (((words & 255) ^ 0x4B000080).to(gl.float32, bitcast=True)) - 8388736.0  # 2^23 + 128

@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from onewave.wave.kernel.widen.nibble_values import both, unsigned_bytes
-from onewave.wave.kernel.widen.operands import activations, operand, scales_of
+from onewave.wave.kernel.widen.operands import activations, operand, scales_of, steps_of
 from onewave.wave.kernel.words import wide_group, wide_number
 
 # The bits of a subnormal number, -128 times the unit.
@@ -44,8 +44,45 @@ def add_wide_tile(acc, tile, x, slot, rings, c):
 
 
 @gluon.jit
+def add_nested_tile(acc, tile, x, slot, rings, c):
+    """Add to acc such a tile's product where 4-bit ones are nested.
+
+    32 columns have a scale, a minimum and two integers, by which both are multiplied; without a minimum the second
+    belongs to the scale of the second 16 columns. A copy has four rows an image of each: scales, minima, integers.
+    """
+    STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
+    IMAGES: gl.constexpr = c.IMAGES // 2
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    values = rings[0].index(slot)._reinterpret(gl.int32, [IMAGES * 64, 32], STORED)
+    scales = rings[1].index(slot * 3)._reinterpret(gl.float16, [IMAGES * 4, 4, 8, 2], PLAIN)
+    minima = rings[1].index(slot * 3 + 1)._reinterpret(gl.float16, [IMAGES * 4, 4, 8, 2], PLAIN)
+    steps = rings[1].index(slot * 3 + 2)._reinterpret(gl.int16, [IMAGES * 4, 4, 8, 2], PLAIN)
+    for half in gl.static_range(2 * IMAGES):
+        words = values.slice(half * 32, 32)
+        b = activations(x.index(tile * (2 * IMAGES) + half), acc)
+        for group in gl.static_range(2):
+            scale = scales_of(scales.index(half * 2 + group), acc)
+            least = scales_of(minima.index(half * 2 + group), acc)
+            up, other = steps_of(steps.index(half * 2 + group), acc)
+            first, less = group_sums(words, b, 2 * group, acc, 16, c)
+            second, less_more = group_sums(words, b, 2 * group + 1, acc, 16, c)
+            acc += (scale * up) * (first + less)
+            acc += (scale * gl.where(least == 0.0, other, up)) * (second + less_more)
+            # What takes 128 away is -128 times the sum of the activations.
+            acc += (least * other * -0.0078125) * (less + less_more)
+    return acc
+
+
+@gluon.jit
 def group_sum(words, b, group: gl.constexpr, acc, GROUP: gl.constexpr, c):
     """Sum a group's (n - 128) times activations, as acc. words: of 64 columns, int32 [32, 32] in shared memory."""
+    sums, less = group_sums(words, b, group, acc, GROUP, c)
+    return sums + less
+
+
+@gluon.jit
+def group_sums(words, b, group: gl.constexpr, acc, GROUP: gl.constexpr, c):
+    """Sum a group's n times activations and -128 times activations, each as acc. Arguments as of group_sum."""
     WORDS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     A: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     PARTS: gl.constexpr = acc.shape[0]
@@ -60,7 +97,7 @@ def group_sum(words, b, group: gl.constexpr, acc, GROUP: gl.constexpr, c):
             first, second = gl.split(gl.permute(gl.reshape(own, [16, 8, 2, 2]), (0, 1, 3, 2)))
             own = first if group % 2 == 0 else second
         a = operand(unsigned_bytes(own), A, PARTS, c.DTYPE)
-    return mma_v2(a, part, zero) + mma_v2(constant, part, zero)
+    return mma_v2(a, part, zero), mma_v2(constant, part, zero)
 
 
 @gluon.jit

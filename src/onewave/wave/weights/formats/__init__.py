@@ -8,6 +8,7 @@ from onewave.base.weight_formats import COMPACT, GroupRounding, MixedFormat, Row
 from onewave.wave.plan.layout import TileShape
 from onewave.wave.weights.formats.compact_words import CompactTiles
 from onewave.wave.weights.formats.group_nibbles import NibbleTiles
+from onewave.wave.weights.formats.nested import NestedTiles
 from onewave.wave.weights.formats.plain import PlainTiles
 from onewave.wave.weights.formats.row_bytes import ByteTiles
 from onewave.wave.weights.formats.tile_format import TileFormat, Tiles
@@ -22,6 +23,8 @@ def tile_format(form: WeightFormat | None, shape: TileShape, dtype: torch.dtype,
     assert shape.weight_bytes == (2 if form is None else form.weight_bytes)
     own = shape.of_width(width)
     if isinstance(form, MixedFormat):
+        if form.nibbles.nested and width < 4:
+            return NestedTiles(form, own, dtype, width)
         kinds = {2: WideTiles, 4: HalfTiles}
         return NibbleTiles(form.nibbles, shape, dtype) if width == 1 else kinds[width](form, own, dtype)
     if isinstance(form, RowRounding):

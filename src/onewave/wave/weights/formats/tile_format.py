@@ -45,10 +45,10 @@ class TileFormat(ABC):
     def __init__(self, form: WeightFormat | None, shape: TileShape, dtype: torch.dtype):
         self.form, self.shape, self.dtype = form, shape, dtype
 
-    @abstractmethod
     def pack(self, rows: Tensor) -> Tiles:
         """Lay whole row blocks out, [blocks * shape.rows, cols]: tile by tile along a row block, columns padded to
-        whole tiles."""
+        whole tiles; of formats that rows are rounded to, or that hold them as they are."""
+        raise NotImplementedError(type(self).__name__)
 
     @abstractmethod
     def restore(self, tiles: Tiles, cols: int) -> Tensor:
