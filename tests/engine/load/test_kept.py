@@ -90,7 +90,11 @@ EIGHT = {"qkv0": 2, "o0": 2, "gate_up0": 2, "down0": 2, "head": 2}
             NESTED,
         ),
         ({"other": "Q5_K", "attn_output": "Q5_1", "ffn_down": "Q8_0", "output": "Q6_K"}, EIGHT, NESTED),
-        ({"other": "Q4_K", "attn_output": "Q4_1", "ffn_up": "Q5_K", "output": "F16"}, {"o0": 2, "gate_up0": 2, "head": 4}, NESTED),
+        (
+            {"other": "Q4_K", "attn_output": "Q4_1", "ffn_up": "Q5_K", "output": "F16"},
+            {"o0": 2, "gate_up0": 2, "head": 4},
+            NESTED,
+        ),
     ],
     ids=["Q4_1", "Q4_0 with Q5_0", "Q4_0 with 16 bits and Q8_0", "Q8_0", "as Q4_K_M", "as Q5_K_M", "Q4_K with Q4_1"],
 )

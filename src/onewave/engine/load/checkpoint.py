@@ -34,6 +34,7 @@ from onewave.base.errors import (
 from onewave.base.grouped import GroupedMatrix, GroupFormat
 from onewave.base.quantized import QuantizedRows
 from onewave.base.repack import nearest_blocks
+from onewave.base.weight_formats import MixedFormat
 from onewave.engine.load.options import LoadOptions
 from onewave.memory.host import available_bytes
 from onewave.memory.shortage import is_out_of_memory
@@ -48,6 +49,8 @@ from onewave.weights.fetch.sources import LOAD_FORMATS, ModelLocation
 from onewave.weights.store import WeightStore, quote
 
 _log = logging.getLogger("onewave")
+PLAIN_TYPES = {"BF16", "F16", "F32", "F64"}
+"""Types of stored tensors that are not quantised."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # What float16 rounds to infinity: from half way between its largest number and what would be the next one.
 _HALF_ENDS = 65520.0
@@ -120,7 +123,9 @@ def _open(location: ModelLocation, config: ModelConfig, options: LoadOptions) ->
     if location.kind == "gguf":
         from onewave.weights.formats.gguf_store import GGUFStore
 
-        return GGUFStore.open(location.path), GGUF
+        file = GGUFStore.open(location.path)
+        _say_dequantised({tensor.dtype for tensor in file.tensors.values()} - PLAIN_TYPES, options)
+        return file, GGUF
     from onewave.weights.formats.safetensors_store import SafetensorsStore
 
     store: WeightStore = SafetensorsStore.open(location.path)
@@ -128,10 +133,14 @@ def _open(location: ModelLocation, config: ModelConfig, options: LoadOptions) ->
         from onewave.weights.quantized.store import QuantizedStore
 
         store = QuantizedStore(store, scheme)
-        if options.device.type != "cpu":
-            kind = str(options.dtype).removeprefix("torch.")
-            _log.warning("%s weights become %s: a GPU holds them dequantised", scheme.method, kind)
+        _say_dequantised({scheme.method}, options)
     return store, hf_layout(store.tensors)
+
+
+def _say_dequantised(types: set[str], options: LoadOptions) -> None:
+    if types and options.device.type != "cpu" and not isinstance(options.weight_format, MixedFormat):
+        kind = str(options.dtype).removeprefix("torch.")
+        _log.warning("%s weights become %s: a GPU holds them dequantised", ", ".join(sorted(types)), kind)
 
 
 def _check_room(
@@ -212,6 +221,10 @@ class ModelParts:
                 found = matrix is not None and matrix.columns is None
                 self._group_formats[kind] = matrix.format if matrix is not None and found else None
         return [self._group_formats[self._store.tensors[piece].dtype] for piece in self._pieces(index, name)]
+
+    def stored_types(self, index: int | None, name: str) -> set[str]:
+        """The file's types of a matrix's pieces, likewise."""
+        return {self._store.tensors[piece].dtype for piece in self._pieces(index, name)}
 
     def grouped(self, index: int | None, name: str) -> list[GroupedMatrix]:
         """Read the pieces of a matrix, quantised as they are, with their rows in the decoder's order."""

@@ -1,8 +1,8 @@
 """Quantised checkpoints in a wave's stream in their own bits: 4-bit matrices, and 8- and 16-bit ones beside them.
 
-Each matrix is held exactly, in the narrowest of the stream's widths that can: a float16 scale, and perhaps a minimum,
-for 32 or 128 columns of four bits; a scale for few columns of eight; else sixteen bits, dequantised. Norms' gains stay
-apart, because they would change the weights.
+Each matrix is held exactly, in the narrowest of the stream's widths that can: four bits with a scale, and perhaps a
+minimum, a group; eight bits likewise; else sixteen bits, dequantised. What groups are like is one format for a model,
+the one that takes the fewest bytes. Norms' gains stay apart, because they would change the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onewave.base.errors import OutOfReachError, UnsupportedError
 from onewave.base.group_rounding import GroupedRows, held_rows, stacked_rows
 from onewave.base.grouped import Code, Codes, Floats, GroupedMatrix, GroupFormat, GroupNumbers, Offset
 from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, MixedFormat, mixed
-from onewave.engine.load.checkpoint import ModelParts
+from onewave.engine.load.checkpoint import PLAIN_TYPES, ModelParts
 from onewave.engine.load.streamed import layer_matrices
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import MATRICES, LayerWeights, Llama, LlamaWeights, MatrixWeight, plain
@@ -49,6 +49,12 @@ def kept_format(parts: ModelParts, config: ModelConfig, *, batch: int) -> MixedF
         if size < least and (batch <= 8 or 4 not in widths.values()):
             best, least = mixed(nibbles, {name: width for name, width in widths.items() if width > 1}), size
     return best
+
+
+def dequantised_types(parts: ModelParts, form: MixedFormat) -> set[str]:
+    """The quantised types of a checkpoint's matrices that its `kept_format` has in sixteen bits."""
+    wide = (parts.stored_types(*_place(name)) for name, width in form.widths if width == 4)
+    return {kind for types in wide for kind in types} - PLAIN_TYPES
 
 
 def _names(config: ModelConfig) -> list[str]:
@@ -85,7 +91,8 @@ def _fits_bytes(form: GroupFormat, chosen: MixedFormat) -> bool:
         whole = form.code is not Code.E4M3 and form.number != "F32" and _divides(form.nested or form.group, 32)
         return whole and _divides(form.group, 16 if form.offset is Offset.NONE else 32)
     number = chosen.wide_number == 4 or (form.nested is None and form.number != "F32")
-    return form.code is Code.SIGNED and form.offset is Offset.NONE and _divides(form.group, chosen.wide_group) and number
+    signed = form.code is Code.SIGNED and form.offset is Offset.NONE
+    return signed and _divides(form.group, chosen.wide_group) and number
 
 
 def _divides(group: int | None, columns: int) -> bool:
@@ -201,23 +208,23 @@ def _nested(piece: GroupedMatrix, form: MixedFormat, width: int, device: torch.d
             return torch.ones(piece.shape[0], -(-cols // group), dtype=torch.int32, device=device)
         return _spread(numbers, own.group, group, cols, device).int()
 
-    up = steps(piece.scales.steps, 32) if own.group != 16 else None
-    halves = steps(piece.scales.steps, 16).unflatten(1, (-1, 2)) if up is None else torch.stack((up, up), dim=2)
+    up = steps(piece.scales.steps, 16 if own.group == 16 else 32)
+    up, of_second = (up[:, 0::2], up[:, 1::2]) if own.group == 16 else (up, up)
     codes = torch.as_tensor(piece.codes).to(device).short()
     # A code's zero, and what is added to codes to lie in a tile: 128 stands for zero in eight bits.
     zero = 128 if own.bits == 8 and own.code is Code.UNSIGNED else 0
     added = (8 if own.code is Code.SIGNED else 0) if width == 1 else 128 - zero
-    scales, down = base(piece.scales), halves[..., 1]
+    scales, down = base(piece.scales), of_second
     if piece.minima is not None:
         minima, down = -base(piece.minima), steps(piece.minima.steps, 32)
     elif piece.zero_points is not None or added == 8:
         points = added if piece.zero_points is None else steps(piece.zero_points, 32)
-        minima, down = scales, (zero - points) * halves[..., 0]
+        minima, down = scales, (zero - points) * up
     else:
         minima = torch.zeros_like(scales)
     if width == 2:
-        down = torch.where(minima == 0, halves[..., 1], down)
-    pairs = torch.stack((halves[..., 0], down), dim=2)
+        down = torch.where(minima == 0, of_second, down)
+    pairs = torch.stack((up, down), dim=2)
     rows, exact = held_rows((codes + added).to(torch.uint8), scales, minima, torch.float16)
     exact &= (pairs == pairs.to(torch.int8)).all()
     return replace(rows, steps=pairs.to(torch.int8)), exact

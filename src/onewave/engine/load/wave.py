@@ -11,10 +11,10 @@ from dataclasses import replace
 import torch
 
 from onewave.base.errors import OutOfReachError, UnsupportedError
-from onewave.base.weight_formats import COMPACT, MixedFormat
+from onewave.base.weight_formats import COMPACT, NESTED, MixedFormat, mixed
 from onewave.engine.load.checkpoint import open_parts
 from onewave.engine.load.first_load import plan_and_compile
-from onewave.engine.load.kept import kept_format, stream_kept
+from onewave.engine.load.kept import dequantised_types, kept_format, stream_kept
 from onewave.engine.load.load import in_short
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import load_program, program_path, save_program
@@ -80,8 +80,13 @@ def _kept(location: ModelLocation, config: ModelConfig, options: LoadOptions) ->
     """The form in which a quantised checkpoint's matrices stay as they are, where nothing else is asked for."""
     if options.weight_format is not COMPACT or options.insists or options.plan is not None:
         return None
-    with open_parts(location, config, options) as parts:
-        return kept_format(parts, config, batch=options.max_num_seqs)
+    keeping = replace(options, weight_format=mixed(NESTED, {}))
+    with open_parts(location, config, keeping) as parts:
+        found = kept_format(parts, config, batch=options.max_num_seqs)
+        if found is not None and (lost := dequantised_types(parts, found)):
+            kind = str(options.dtype).removeprefix("torch.")
+            _log.warning("%s matrices become %s: the wave has no format for them", ", ".join(sorted(lost)), kind)
+        return found
 
 
 def _load_wave(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> tuple[Llama, WaveDecoder]:

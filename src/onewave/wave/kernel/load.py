@@ -37,8 +37,8 @@ def load_first(stream, ring, c):
 def request_tile(boxes, row, ring, slot, c):
     """Request the tile that begins in a row of the stream for a slot, by TMA.
 
-    One box; for 4-bit weights one more for the scales, or three for nested ones; or for compact weights three for the planes of words, one for
-    the words beside them, one for the list.
+    One box; for 4-bit weights one more for the scales, or three for nested ones; or for compact weights three for the
+    planes of words, one for the words beside them, one for the list.
     """
     TILE: gl.constexpr = tile_bytes(c.FORMAT, c.IMAGES)
     tiles = ring.places

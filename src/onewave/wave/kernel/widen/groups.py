@@ -127,11 +127,12 @@ def add_tiles(accs, slots, tile, x, rings, c):
         for block in gl.static_range(len(accs)):
             acc = accs[block]
             values = rings[0].index(slots[block])._reinterpret(gl.int32, [c.IMAGES * 32, 32], STORED)
+            if is_nested(c.FORMAT) == 0:
+                scales = rings[1].index(slots[block])._reinterpret(gl.float16, [c.IMAGES * ROWS, 4, 8, 2], PLAIN)
             products = image_products(values.slice(image * 32, 32), first, second, acc, c)
             if is_nested(c.FORMAT):
                 acc = add_nested_groups(acc, products, ones, image, rings[1], slots[block], c)
             else:
-                scales = rings[1].index(slots[block])._reinterpret(gl.float16, [c.IMAGES * ROWS, 4, 8, 2], PLAIN)
                 for group in gl.static_range(GROUPS):
                     acc += scales_of(scales.index(image * ROWS + group), acc) * products[group]
                     if has_minima(c.FORMAT):

@@ -36,9 +36,7 @@ def scales_of(scales, acc):
 @gluon.jit
 def rows_loaded(numbers):
     """Load a number for each row of A, [4, 8, 2], each by the threads that have the row's sums."""
-    return numbers.load(
-        gl.SliceLayout(3, gl.BlockedLayout([1, 1, 2, 1], [1, 8, 1, 4], [4, 1, 1, 1], [3, 2, 1, 0]))
-    )
+    return numbers.load(gl.SliceLayout(3, gl.BlockedLayout([1, 1, 2, 1], [1, 8, 1, 4], [4, 1, 1, 1], [3, 2, 1, 0])))
 
 
 @gluon.jit
