@@ -11,7 +11,8 @@ import pytest
 from kit.models.tiny_decoders import BASE
 from onewave.base.errors import InvalidArgumentError
 from onewave.models.llama_plan import plan_decode
-from onewave.models.wave_prediction import WaveCosts, fit_costs, kept_costs, predict_step
+from onewave.models.llama_plan import StepChanges, deal_decode
+from onewave.models.wave_prediction import WaveCosts, fit_costs, kept_costs, predict_plan, predict_step
 from onewave.tiles.sim.fit import stage_spans
 
 COSTS = WaveCosts(
@@ -44,6 +45,7 @@ def test_costs_are_found_again_and_outlive_a_file(tmp_path: Path) -> None:
     path.write_text(found.to_json(), encoding="utf-8")
     again = kept_costs(path)
     assert again.source == "a test"
+    assert again.pace == {}
     assert again.hand_offs == pytest.approx(dict(found.hand_offs), abs=0.1)
 
 
@@ -74,6 +76,7 @@ def test_a_file_of_something_else_is_one_clear_error(tmp_path: Path, text: str) 
         '{"source": "", "memory_bandwidth": 4000, "hand_offs": {"qkv": "7"}}',
         '{"source": "", "memory_bandwidth": 4000, "hand_offs": {"qkv": NaN}}',
         '{"source": 5, "memory_bandwidth": 4000, "hand_offs": {}}',
+        '{"source": "", "memory_bandwidth": 4000, "hand_offs": {}, "pace": {"more": 1}}',
     ],
     ids=lambda text: text[:60],
 )
@@ -104,6 +107,18 @@ def test_several_sequences_have_costs_of_their_own(tmp_path: Path) -> None:
         )
     with pytest.raises(InvalidArgumentError, match="dawn"):
         predict_step(BASE, replace(COSTS, several={"dawn": 1.0}), batch=1, workers=5)
+
+
+def test_another_number_of_tiles_in_flight_costs_bandwidth(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(replace(COSTS, pace={-1: 0.5, 1: 0.75}).to_json(), encoding="utf-8")
+    kept = kept_costs(path)
+    assert [kept.bandwidth(more) for more in (-3, -1, 0, 1, 4)] == [50.0, 50.0, 100.0, 75.0, 75.0]
+    step = deal_decode(BASE, batch=1, workers=5, weight_bytes=2, context=0, changes=StepChanges())
+    slow = replace(step, pace=replace(step.pace, flight=step.pace.flight - 1))
+    half = replace(COSTS, memory_bandwidth=50.0)
+    for dealt, same, costs in ((slow, step, half), (slow.proved(), step.proved(), half), (step, step, COSTS)):
+        assert predict_plan(dealt, kept, batch=1).makespan == predict_plan(same, costs, batch=1).makespan
 
 
 def test_costs_of_a_stage_that_a_step_has_not_are_refused() -> None:

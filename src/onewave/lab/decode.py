@@ -65,7 +65,7 @@ class _Question:
             return {stage: cost * self.hand_off + more for stage, cost in found.items()}
 
         rate = kept.memory_bandwidth * self.bandwidth * self.gpus
-        return WaveCosts(rate, bent(kept.hand_offs), kept.source, bent(kept.several))
+        return replace(kept, memory_bandwidth=rate, hand_offs=bent(kept.hand_offs), several=bent(kept.several))
 
     def planned(self, config: ModelConfig) -> tuple[StepPlan, DealtStep]:
         """The plan with all changes. Raises VerificationError, InvalidArgumentError, UnsupportedError."""

@@ -71,6 +71,11 @@ class DealtStep:
         """Weight bytes that a worker's ring holds while the worker waits."""
         return self.shape.ring * self.shape.tile_bytes
 
+    @property
+    def more_in_flight(self) -> int:
+        """Tiles in flight beyond the wave's own number."""
+        return self.pace.flight - pace_of(self.shape, self.operations).flight
+
     def program(self, table: TaskTable) -> WaveProgram:
         """Lay the proved table out for the kernel. Raises UnsupportedError for a table of another order,
         VerificationError for a hand-off that the kernel does not have."""
@@ -84,19 +89,21 @@ class DealtStep:
         verified = verify(schedule)
         table = lower(verified)
         in_turn = all(first < second for queue in self.queues for first, second in pairwise(queue))
-        return DecodePlan(self.graph, order if in_turn else verified.order, table, self.program(table), self.groups)
+        order = order if in_turn else verified.order
+        return DecodePlan(self.graph, order, table, self.program(table), self.groups, self.more_in_flight)
 
 
 @dataclass(frozen=True)
 class DecodePlan:
     """A step's graph, its proved table, what the kernel reads, and how heads are grouped. order: of all tasks, allowed
-    by the proof."""
+    by the proof. more_in_flight: as DealtStep's."""
 
     graph: TileGraph
     order: Ints
     table: TaskTable
     program: WaveProgram
     groups: HeadGroups
+    more_in_flight: int = 0
 
 
 def unsupported_because(config: ModelConfig, batch: int) -> str | None:

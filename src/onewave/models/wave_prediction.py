@@ -35,14 +35,21 @@ class WaveCosts:
     """Costs of a step on one GPU.
 
     hand_offs: ns by stage, from the last end of a producer on another worker to a task's start. several: the same for
-    several sequences; empty where only one was measured. memory_bandwidth: bytes/ns, the read ceiling. source: the
-    measurement that they were fitted to.
+    several sequences; empty where only one was measured. memory_bandwidth: bytes/ns, the read ceiling. pace: the share
+    of it that is left, by tiles in flight beyond the wave's own number; beyond those that were measured the nearest
+    holds. source: the measurement that they were fitted to.
     """
 
     memory_bandwidth: float
     hand_offs: Mapping[str, float] = field(default_factory=dict[str, float])
     source: str = ""
     several: Mapping[str, float] = field(default_factory=dict[str, float])
+    pace: Mapping[int, float] = field(default_factory=dict[int, float])
+
+    def bandwidth(self, more_in_flight: int) -> float:
+        """Bytes/ns with so many more tiles in flight."""
+        known = {0: 1.0, **self.pace}
+        return self.memory_bandwidth * known[min(known, key=lambda each: (abs(each - more_in_flight), each))]
 
     def of_batch(self, batch: int) -> Mapping[str, float]:
         """Hand-offs of a step of so many sequences."""
@@ -53,6 +60,7 @@ class WaveCosts:
         facts: dict[str, Any] = {"source": self.source, "memory_bandwidth": self.memory_bandwidth}
         for name, costs in (("hand_offs", self.hand_offs), ("several", self.several)):
             facts[name] = {stage: round(cost, 1) for stage, cost in costs.items()}
+        facts["pace"] = {str(more): round(share, 3) for more, share in self.pace.items()}
         return json.dumps(facts, indent=2) + "\n"
 
 
@@ -69,7 +77,9 @@ def kept_costs(path: Path = _KEPT) -> WaveCosts:
         )
         if not isinstance(facts["source"], str):
             raise TypeError("source is no text")
-        return WaveCosts(_number("memory_bandwidth", facts["memory_bandwidth"]), hand_offs, facts["source"], several)
+        pace = {int(more): _number(more, share) for more, share in facts.get("pace", {}).items()}
+        bandwidth = _number("memory_bandwidth", facts["memory_bandwidth"])
+        return WaveCosts(bandwidth, hand_offs, facts["source"], several, pace)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         allowed = "JSON with source, memory_bandwidth and hand_offs, as `bench predict --fit` writes it"
         got = f"{path}: {str(error)[:200]}"
@@ -110,7 +120,7 @@ def predict_plan(plan: DecodePlan | DealtStep, costs: WaveCosts, *, batch: int) 
     unknown = sorted({*costs.hand_offs, *costs.several} - stages)
     if unknown:
         raise InvalidArgumentError("costs", got=", ".join(unknown), allowed=", ".join(sorted(stages)))
-    return _simulated(plan, costs.of_batch(batch), costs.memory_bandwidth)
+    return _simulated(plan, costs.of_batch(batch), costs.bandwidth(plan.more_in_flight))
 
 
 def fit_costs(config: ModelConfig, measured: Trace, *, batch: int, memory_bandwidth: float, source: str) -> WaveCosts:
