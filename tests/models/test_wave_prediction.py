@@ -10,8 +10,7 @@ import pytest
 
 from kit.models.tiny_decoders import BASE
 from onewave.base.errors import InvalidArgumentError
-from onewave.models.llama_plan import plan_decode
-from onewave.models.llama_plan import StepChanges, deal_decode
+from onewave.models.llama_plan import StepChanges, deal_decode, plan_decode
 from onewave.models.wave_prediction import WaveCosts, fit_costs, kept_costs, predict_plan, predict_step
 from onewave.tiles.sim.fit import stage_spans
 
