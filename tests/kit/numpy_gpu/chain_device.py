@@ -1,10 +1,10 @@
-"""Launches of the FFN's kernel for many rows, run in NumPy with the very arguments that a GPU would get."""
+"""Launches of the FFN's kernel for many rows, and of what comes behind attention, run in NumPy with the very arguments that a GPU would get."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from triton.experimental.gluon import language as gl
 from kit.numpy_gpu.gluon_in_numpy import Matrix, Memory, launch
 from onewave.ops.ffn.chain import kernel as chain_kernel_impl
 from onewave.ops.ffn.chain import launch as chain_impl
+from onewave.ops.post_attention.chain import kernel as post_attention_kernel_impl
+from onewave.ops.post_attention.chain import launch as post_attention_impl
 from onewave.wave.kernel import finish
 
 
@@ -29,10 +31,13 @@ class ChainDevice:
         self.launches: list[tuple[str, int, dict[str, Any]]] = []
         self.delays: Callable[[], None] = lambda: None
         for name in ("chain_kernel", "started_kernel"):
-            monkeypatch.setattr(chain_impl, name, Kernel(self, name))
+            monkeypatch.setattr(chain_impl, name, Kernel(self, chain_kernel_impl, name))
+        name = "post_attention_kernel"
+        monkeypatch.setattr(post_attention_impl, name, Kernel(self, post_attention_kernel_impl, name))
         monkeypatch.setattr(chain_impl, "_kept", OrderedDict())
         monkeypatch.setattr(chain_impl, "runs_here", lambda device: True)
-        monkeypatch.setattr(chain_impl, "co_resident", lambda device: workers)
+        for module in (chain_impl, post_attention_impl):
+            monkeypatch.setattr(module, "co_resident", lambda device: workers)
         stream = SimpleNamespace(cuda_stream=0, wait_stream=lambda other: None)
         for name, value in (
             ("is_current_stream_capturing", lambda: False),
@@ -70,7 +75,8 @@ class ChainDevice:
                 arguments[key] = value
         assert arguments.pop("DTYPE") is gl.float16
         arguments["DTYPE"] = np.float16
-        launch(memory, blocks, arguments, self.delays, modules=(finish, chain_kernel_impl), name=name)
+        modules = (finish, chain_kernel_impl, post_attention_kernel_impl)
+        launch(memory, blocks, arguments, self.delays, modules=modules, name=name)
         for whole, pointer in copies.values():
             whole.copy_(torch.from_numpy(memory.get(pointer, tuple(whole.shape))))
 
@@ -78,9 +84,9 @@ class ChainDevice:
 class Kernel:
     """Stands for a compiled kernel: kernel[(blocks,)](*arguments)."""
 
-    def __init__(self, device: ChainDevice, name: str):
+    def __init__(self, device: ChainDevice, module: ModuleType, name: str):
         self.device, self.name = device, name
-        self.names = getattr(chain_kernel_impl, name).arg_names
+        self.names = getattr(module, name).arg_names
 
     def __getitem__(self, grid: tuple[int]) -> Any:
         def start(*values: Any, **more: Any) -> None:

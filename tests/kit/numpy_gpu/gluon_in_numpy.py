@@ -135,12 +135,13 @@ class Gluon:
         return Shared(happens_before.allocate(filled, unit), item, shape, layout)
 
     def load(self, pointer: Pointer, mask: Any = True, other: Any = 0, cache_modifier: str = "") -> Array:
-        real = np.asarray(mask).astype(bool)
+        real = np.asarray(True if mask is None else mask).astype(bool)
+        other = 0 if other is None else other
         found = self.memory.load(self.where(real, pointer, Pointer(256, pointer.item)))
         return wrapped(np.where(real, found, pointer.item.type(other)))
 
     def store(self, pointer: Pointer, values: Any, mask: Any = True) -> None:
-        self.memory.store(pointer, values, mask)
+        self.memory.store(pointer, values, True if mask is None else mask)
 
     def atomic_add(self, pointer: Pointer, value: int, sem: str, scope: str) -> Array:
         with self.lock:
@@ -272,6 +273,9 @@ class Gluon:
 
     def sqrt(self, x: Any) -> Array:
         return wrapped(np.sqrt(x))
+
+    def rsqrt(self, x: Any) -> Array:
+        return wrapped(np.float32(1) / np.sqrt(x))
 
     def erf(self, x: Array) -> Array:
         return wrapped(np.vectorize(math.erf)(x).astype(np.float32))
@@ -428,6 +432,7 @@ def _namespace(
         # What chain_kernel_impl says in PTX.
         "landed": stores.wait_until_written,
         "acquired": lambda: None,
+        "stored": lambda: None,
         "mbarrier": types.SimpleNamespace(
             MBarrierLayout=lambda: "barrier",
             init=lambda barrier, count: setattr(barrier, "count", count),

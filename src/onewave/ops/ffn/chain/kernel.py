@@ -101,8 +101,10 @@ def pause(signals, task, salt):
     delay((mixed >> 8) & 16383)
 
 
-class Constants(namedtuple("Constants", "DTYPE BN W S OB ACT GATED SPLIT TEST TRACE")):
-    """The launch's constexprs; the table at the top has their meaning."""
+class Constants(namedtuple("Constants", "DTYPE BN W S OB ACT GATED SPLIT TEST TRACE AFTER_ATTENTION", defaults=[False])):
+    """The launch's constexprs; the table at the top has their meaning. AFTER_ATTENTION: whether these partitions serve
+    post_attention/chain/kernel.py, whose tasks of kind 2 are tiles of the projection, whose tasks of kind 0 wait for
+    their rows, too, and which rounds gates and what they gate."""
 
 
 @gluon.jit
@@ -138,9 +140,31 @@ def load_steps(a, b0, b1, row, n0, n1, first, steps, at, ring, c):
 
 
 @gluon.jit
+def load_behind(a, b0, b1, row, n0, n1, task, ring, c):
+    """Send for a task's steps of both operands, rows only once they are there; returns the number of stages so far.
+
+    task: its number, first step, steps, first wait, number of waits; stages so far; signals; trace. The weights of as
+    many steps as the ring has stages are on their way while the rows are waited for.
+    """
+    number, first, steps, begin, count, at, signals, trace = task
+    ahead = gl.minimum(steps, c.S)
+    for step in range(ahead):
+        load_b(b0, b1, n0, n1, first + step, at + step, ring, c)
+    if count > 0:
+        wait_for(begin, count, signals, number, 1)
+        acquired()
+    if c.TRACE:
+        gl.store(trace + number * 4 + 1, nanoseconds(count))
+    for step in range(ahead):
+        load_a(a, row, first + step, at + step, ring, c)
+    at += ahead
+    return load_steps(a, b0, b1, row, n0, n1, first + ahead, steps - ahead, at, ring, c)
+
+
+@gluon.jit
 def load_partition(maps, queue, signals, trace, ring, c):
     H: gl.constexpr = c.BN // 2
-    x, gate, up, down, hidden, hidden_out, y_out = maps
+    x, gate, up, down, hidden, hidden_out, y_out, front = maps
     records, first_task, num_tasks = queue
     at = 0
     for task in range(first_task, first_task + num_tasks):
@@ -156,7 +180,18 @@ def load_partition(maps, queue, signals, trace, ring, c):
             gl.store(trace + task * 4, nanoseconds(kind))
         if c.TEST:
             pause(signals, task, 0)
-        if kind == 0:
+        behind = (task, first, steps, begin, count, at, signals, trace)
+        if c.AFTER_ATTENTION:
+            attended, o, projected_out = front
+            if kind == 2:
+                if c.TRACE:
+                    gl.store(trace + task * 4 + 1, nanoseconds(count))
+                at = load_steps(attended, o, o, row, column * c.BN, column * c.BN + H, first, steps, at, ring, c)
+            elif kind == 0:
+                at = load_behind(x, gate, up, row, column * H, column * H, behind, ring, c)
+            else:
+                at = load_behind(hidden, down, down, row, column * c.BN, column * c.BN + H, behind, ring, c)
+        elif kind == 0:
             if c.TRACE:
                 gl.store(trace + task * 4 + 1, nanoseconds(count))
             if c.GATED:
@@ -164,21 +199,7 @@ def load_partition(maps, queue, signals, trace, ring, c):
             else:
                 at = load_steps(x, up, up, row, column * c.BN, column * c.BN + H, first, steps, at, ring, c)
         else:
-            # The weights of as many steps as the ring has stages are on their way while the rows are waited for.
-            ahead = gl.minimum(steps, c.S)
-            for step in range(ahead):
-                load_b(down, down, column * c.BN, column * c.BN + H, first + step, at + step, ring, c)
-            if count > 0:
-                wait_for(begin, count, signals, task, 1)
-                acquired()
-            if c.TRACE:
-                gl.store(trace + task * 4 + 1, nanoseconds(count))
-            for step in range(ahead):
-                load_a(hidden, row, first + step, at + step, ring, c)
-            at += ahead
-            at = load_steps(
-                hidden, down, down, row, column * c.BN, column * c.BN + H, first + ahead, steps - ahead, at, ring, c
-            )  # fmt: skip
+            at = load_behind(hidden, down, down, row, column * c.BN, column * c.BN + H, behind, ring, c)
 
 
 @gluon.jit
@@ -256,6 +277,10 @@ def multiply_partition(queue, signals, slices, ring, outs, wg: gl.constexpr, c):
                 piece += 1
         if (flags & 2) == 0:
             if kind == 0:
+                if c.AFTER_ATTENTION:
+                    # As linear_swiglu rounds.
+                    low = low.to(c.DTYPE).to(gl.float32)
+                    high = high.to(c.DTYPE).to(gl.float32)
                 if c.GATED:
                     piece = hand_over(activated(low, c.ACT) * high, piece, outs, wg, c)
                 else:
@@ -269,7 +294,7 @@ def multiply_partition(queue, signals, slices, ring, outs, wg: gl.constexpr, c):
 @gluon.jit
 def store_partition(maps, queue, signals, epochs, trace, skipped, outs, c):
     H: gl.constexpr = c.BN // 2
-    x, gate, up, down, hidden, hidden_out, y_out = maps
+    x, gate, up, down, hidden, hidden_out, y_out, front = maps
     records, first_task, num_tasks = queue
     waits, totals, counters, epoch, watch, block = signals
     out, ofull, ofree = outs
@@ -294,7 +319,10 @@ def store_partition(maps, queue, signals, epochs, trace, skipped, outs, c):
                 mbarrier.wait(ofull.index(wg * c.OB + place), (piece // c.OB) & 1)
                 if partial == 0:
                     to = [row + wg * 64, (column * pieces + half) * H]
-                    if kind == 0:
+                    if c.AFTER_ATTENTION and kind == 2:
+                        attended, o, projected_out = front
+                        tma.async_copy_shared_to_global(projected_out, to, out.index(wg * c.OB + place))
+                    elif kind == 0:
                         tma.async_copy_shared_to_global(hidden_out, to, out.index(wg * c.OB + place))
                     else:
                         tma.async_copy_shared_to_global(y_out, to, out.index(wg * c.OB + place))
@@ -350,7 +378,7 @@ def chain_kernel(
     epoch = gl.load(epochs + block)
     if MARK:
         gl.atomic_add(started, 1, sem="release", scope="gpu")
-    maps = (x, gate, up, down, hidden, hidden_out, y_out)
+    maps = (x, gate, up, down, hidden, hidden_out, y_out, ())
     queue = (records, first_task, num_tasks)
     signals = (waits, totals, counters, epoch, watch, block)
     slices = (partials, partial_stride, partial_slab)

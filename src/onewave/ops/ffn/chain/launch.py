@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -66,6 +67,8 @@ class Chain:
     Raises UnsupportedError on a device without sm_90, or with fewer SMs than the plan has workers.
     """
 
+    what = "ffn"
+
     def __init__(
         self,
         plan: ChainPlan,
@@ -77,11 +80,11 @@ class Chain:
         test: bool = False,
     ):
         if not runs_here(device):
-            raise UnsupportedError("ffn: device", got=str(device), allowed="a GPU of compute capability 9.0")
-        most = max(len(lanes) for lanes in plan.lanes)
+            raise UnsupportedError(f"{self.what}: device", got=str(device), allowed="a GPU of compute capability 9.0")
+        most = max(plan.blocks)
         if most > co_resident(device):
             allowed = f"up to {co_resident(device)}, what {device} holds at once"
-            raise UnsupportedError("ffn: workers", got=str(most), allowed=allowed)
+            raise UnsupportedError(f"{self.what}: workers", got=str(most), allowed=allowed)
         if activation not in ACTIVATIONS:
             raise InvalidArgumentError("activation", got=shown(activation), allowed="'silu', 'gelu', None")
         self.plan, self.device, self.dtype, self.test, self._budget = plan, device, dtype, test, budget
@@ -149,8 +152,11 @@ class Chain:
 
     def trace(self, x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None = None) -> Trace:
         """Run once and return when every task waited, began and ended; waits for the device."""
+        return self._traced(lambda words: self._run(x, w_up, w_down, w_gate, -1, words))
+
+    def _traced(self, run: Callable[[Tensor], object]) -> Trace:
         words = torch.zeros(len(self.plan.records) * 4, dtype=torch.int32, device=self.device)
-        self._run(x, w_up, w_down, w_gate, -1, words)
+        run(words)
         torch.cuda.synchronize(self.device)
         self.check()
         number = self.plan.records[:, 11]
@@ -167,8 +173,8 @@ class Chain:
         state = self._state()
         if not torch.cuda.is_current_stream_capturing():
             self._raise_if_stalled(state)
-        x, w_up, w_down = _describable(x), _describable(w_up), _describable(w_down)
-        gate = w_up if w_gate is None else _describable(w_gate)
+        x, w_up, w_down = describable(x), describable(w_up), describable(w_down)
+        gate = w_up if w_gate is None else describable(w_gate)
         half = self.plan.tile.columns // 2
         outs = cuts(len(w_down), self.plan.tile.columns) * self.plan.tile.columns
         hidden, y = x.new_empty(len(x), len(w_up)), x.new_empty(len(x), len(w_down))
@@ -214,7 +220,7 @@ class Chain:
         state.reset(self.plan.lanes, self._budget)
         torch.cuda.synchronize(self.device)
         raise WaveStalled(
-            f"ffn of {self.plan.workers} workers stalled", found, next="Its results are void; the next launch works."
+            f"{self.what} of {self.plan.workers} workers stalled", found, next="Its results are void; the next launch works."
         )
 
     def _stalls(self, watch: Tensor, counters: int) -> list[dict[str, object]]:
@@ -230,35 +236,39 @@ class Chain:
         return found
 
 
-def _describable(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy that TMA can address: rows at multiples of 16 bytes."""
+def describable(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy that TMA can address: rows at multiples of 16 bytes."""
     fits = tensor.stride(1) == 1 and tensor.stride(0) % 8 == 0 and tensor.stride(0) >= tensor.shape[1]
     return tensor if fits and tensor.data_ptr() % 16 == 0 else tensor.clone(memory_format=torch.contiguous_format)
 
 
-# What plan_chain takes, the device, the dtype and the activation, of each.
 _Asked = tuple[FFNSizes, int, str, str, ChainTile | None, bool, torch.device, torch.dtype, str | None]
-_kept: OrderedDict[_Asked, Chain] = OrderedDict()
+"""What plan_chain takes, the device, the dtype and the activation."""
+_kept: OrderedDict[Hashable, Chain] = OrderedDict()
 _recorded: set[Chain] = set()
 _lock = threading.Lock()
 
 
+def rows_planned(rows: int) -> int:
+    """Rows of the plan for a call: it knows rows by the tile, and what is beyond the last one, TMA leaves out."""
+    return 64 if rows <= 64 else cuts(rows, _ROWS) * _ROWS
+
+
 def _asked(call: FFNCall, *, streams: bool, tile: ChainTile | None = None) -> _Asked:
-    # The plan knows rows by the tile; what is beyond the last one, TMA leaves out.
     x = call.x
-    sizes = FFNSizes(64 if len(x) <= 64 else cuts(len(x), _ROWS) * _ROWS, *call.block)
+    sizes = FFNSizes(rows_planned(len(x)), *call.block)
     return sizes, co_resident(x.device), call.order, call.policy, tile, streams, x.device, x.dtype, call.activation
 
 
-def chain(call: FFNCall, *, streams: bool = False, tile: ChainTile | None = None) -> Chain:
-    """Return the Chain for a call's sizes, kept from call to call."""
-    asked = _asked(call, streams=streams, tile=tile)
+_Made = TypeVar("_Made", bound=Chain)
+
+
+def keep(asked: Hashable, make: Callable[[], _Made]) -> _Made:
+    """Return what was made for the same question before, or make it; the oldest beyond _MAX_KEPT goes."""
     with _lock:
         made = _kept.get(asked)
         if made is None:
-            sizes, workers, order, policy, tile, streams, device, dtype, activation = asked
-            plan = plan_chain(sizes, workers=workers, order=order, policy=policy, tile=tile, streams=streams)
-            made = _kept[asked] = Chain(plan, device, dtype, activation=activation)
+            made = _kept[asked] = make()
             while len(_kept) > _MAX_KEPT:
                 oldest = next(iter(_kept.values()))
                 torch.cuda.synchronize(oldest.device)  # a launch on another stream may still read what goes
@@ -266,12 +276,29 @@ def chain(call: FFNCall, *, streams: bool = False, tile: ChainTile | None = None
         _kept.move_to_end(asked)
         if torch.cuda.is_current_stream_capturing():
             _recorded.add(made)
-    return made
+    return cast("_Made", made)
+
+
+def is_kept(asked: Hashable) -> bool:
+    """Return whether keep() would have nothing to make."""
+    return asked in _kept
+
+
+def chain(call: FFNCall, *, streams: bool = False, tile: ChainTile | None = None) -> Chain:
+    """Return the Chain for a call's sizes, kept from call to call."""
+    asked = _asked(call, streams=streams, tile=tile)
+
+    def make() -> Chain:
+        sizes, workers, order, policy, tile, streams, device, dtype, activation = asked
+        plan = plan_chain(sizes, workers=workers, order=order, policy=policy, tile=tile, streams=streams)
+        return Chain(plan, device, dtype, activation=activation)
+
+    return keep(asked, make)
 
 
 def is_ready(call: FFNCall, choice: ChainChoice) -> bool:
     """Return whether run() would find its plan and buffers made, so that it may be recorded into a CUDA graph."""
-    return _asked(call, streams=choice.streams) in _kept
+    return is_kept(_asked(call, streams=choice.streams))
 
 
 def run(call: FFNCall, choice: ChainChoice) -> Tensor:

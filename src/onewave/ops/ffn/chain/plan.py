@@ -92,6 +92,7 @@ class ChainPlan:
     records: int32 [tasks, 16], queue after queue. lanes: for each launch, int32 [workers, 2]: a worker's first record
     and how many it has. waits: int32 [n, 2], (counter, value). totals: int32, what one run posts to each counter.
     table: the proved table; predicted: nanoseconds that the dealing expects, in units of a step's cost.
+    queues_a_block: 2 where blocks have a queue of norms beside that of tiles; those lie behind all of these.
     """
 
     sizes: FFNSizes
@@ -105,6 +106,12 @@ class ChainPlan:
     waits: Words
     totals: Words
     predicted: float
+    queues_a_block: int = 1
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Blocks of each launch."""
+        return tuple(len(lanes) // self.queues_a_block for lanes in self.lanes)
 
     @property
     def workers(self) -> int:
@@ -144,7 +151,7 @@ def _expected_ns(sizes: FFNSizes, tile: ChainTile, workers: int) -> float:
     steps = np.where(kind == 0, sizes.hidden // _STEP, np.diff(slices)[place % tile.splits])
     band = BANDS["skewed"]
     ids = np.lexsort((row, place, kind, row // band + kind))
-    end = _deal(ids, row, kind, np.stack((steps, steps), axis=1), (workers,))[1]
+    end = deal(ids, row, kind, steps, (workers,))[1]
     flops, bytes_a_step = 2 * tile.rows * tile.columns * _STEP, 2 * (tile.rows + tile.columns) * _STEP
     # Row blocks of a band share a read of the weights.
     weights = 2 * tile.columns * _STEP / min(rows, band)
@@ -211,11 +218,12 @@ BANDS = {"row": 1, "rows": 8, "skewed": 8, "sequential": 8}
 after the next band's first, so that no block waits in between. sequential: one product after the other."""
 
 
-def in_bands(graph: TileGraph, name: str, rows: int) -> Ints:
-    """The graph's tasks in an order of BANDS."""
+def in_bands(graph: TileGraph, name: str, rows: int, late: tuple[int, ...] = (0, 1)) -> Ints:
+    """The graph's tasks in an order of BANDS. late: by how many bands each stage is behind the first in "skewed"."""
     at = coordinates(graph)
     band = at.row // rows
-    first = (at.stage, band) if name == "sequential" else (band + at.stage * (name == "skewed"), at.stage)
+    behind = np.array(late)[at.stage] * (name == "skewed")
+    first = (at.stage, band) if name == "sequential" else (band + behind, at.stage)
     return linear_extension(graph, (*first, at.split, at.column, at.row))
 
 
@@ -232,15 +240,16 @@ def band_rows(order: str) -> int | None:
     return int(number)
 
 
-def chain_order(graph: TileGraph, order: str, workers: int) -> Ints:
+def chain_order(graph: TileGraph, order: str, workers: int, late: tuple[int, ...] = (0, 1)) -> Ints:
     """The graph's tasks in an order. Raises InvalidArgumentError.
 
-    order: BANDS, "half_row", "explicit:..." with the hidden tensor's tiles, or any other of tiles.ORDERS.
+    order: BANDS, "half_row", "explicit:..." with the hidden tensor's tiles, or any other of tiles.ORDERS. late: see
+    in_bands.
     """
     name = order.partition(":")[0]
     rows = band_rows(order)
     if rows is not None:
-        return in_bands(graph, name, rows)
+        return in_bands(graph, name, rows, late)
     if order == "half_row":
         return half_row(graph)
     return clicked(graph, order) if name == "explicit" else task_order(graph, order, workers=workers)
@@ -277,14 +286,14 @@ def plan_chain(
     at = coordinates(graph)
     steps = _steps(graph, sizes, tile)
     teams = (workers - 1, workers) if streams else (workers,)
-    queues, predicted = _deal(ids, at.row, at.stage, steps, teams)
+    queues, predicted = deal(ids, at.row, at.stage, steps[:, 1], teams)
     # Planned as a ticket order, in which every dependency has its wait: a block's load warp runs ahead of its own
     # stores, so that standing before a task in one queue is no excuse for not waiting.
     schedule = plan(graph, ids, policy, mode=Mode.TICKET, co_resident=len(queues))
     table = lower(verify(replace(schedule, queues=tuple(queues), mode=Mode.STATIC)))
-    records, waits = _records(graph, table, sizes, tile)
-    starts = np.concatenate(([0], np.cumsum([len(queue) for queue in queues])))
-    lanes = np.stack((starts[:-1], np.diff(starts)), axis=1).astype(np.int32)
+    # The load warp waits for rows of the hidden tensor; the warpgroups, before they add, for the other slices.
+    records, waits = records_of(graph, table, at.stage, steps, by_warpgroups=at.stage)
+    lanes = lanes_of(queues)
     launches = (lanes[: teams[0]], lanes[teams[0] :]) if streams else (lanes,)
     return ChainPlan(
         sizes, tile, order, policy, graph, table, records, launches, waits, table.totals.astype(np.int32), predicted
@@ -302,43 +311,53 @@ def _steps(graph: TileGraph, sizes: FFNSizes, tile: ChainTile) -> Ints:
     return np.stack((first // _STEP, (last - first) // _STEP), axis=1)
 
 
-def _deal(ids: Ints, row: Ints, stage: Ints, steps: Ints, teams: tuple[int, ...]) -> tuple[list[Ints], float]:
+def deal(
+    ids: Ints, row: Ints, stage: Ints, steps: Ints, teams: tuple[int, ...], of_stage: tuple[int, ...] = (0, 1)
+) -> tuple[list[Ints], float]:
     """Give each task in turn to the worker of its team that is free first; returns queues and the time of the end.
 
-    A team has one of the stages, or there is one for both. Rows of the hidden tensor are ready with their last tile.
+    of_stage: the team of each stage, the last one if there are fewer. A task begins when the last one of its row of the
+    stage before has ended.
     """
     free: list[list[tuple[float, int]]] = [[(0.0, worker) for worker in range(size)] for size in teams]
     queues: list[list[list[int]]] = [[[] for _ in range(size)] for size in teams]
-    ready: dict[int, float] = {}
+    ready: dict[tuple[int, int], float] = {}
     end = 0.0
-    kinds: list[int] = stage.tolist()
+    stages: list[int] = stage.tolist()
     rows: list[int] = row.tolist()
-    costs: list[int] = steps[:, 1].tolist()
+    costs: list[int] = steps.tolist()
     order: list[int] = ids.tolist()
     for task in order:
-        team = min(kinds[task], len(teams) - 1)
+        team, place = min(of_stage[stages[task]], len(teams) - 1), (stages[task], rows[task])
         begin, worker = heapq.heappop(free[team])
-        if kinds[task]:
-            begin = max(begin, ready[rows[task]])
+        begin = max(begin, ready.get((place[0] - 1, place[1]), 0.0))
         done = begin + costs[task] + _TASK_STEPS
-        if not kinds[task]:
-            ready[rows[task]] = max(done, ready.get(rows[task], 0.0))
+        ready[place] = max(done, ready.get(place, 0.0))
         queues[team][worker].append(task)
         heapq.heappush(free[team], (done, worker))
         end = max(end, done)
     return [np.array(queue, dtype=np.int64) for team in queues for queue in team], end
 
 
-def _records(graph: TileGraph, table: TaskTable, sizes: FFNSizes, tile: ChainTile) -> tuple[Words, Words]:
-    """The kernel's records, in the order of the queues, and the waits that they point into."""
+def lanes_of(queues: list[Ints]) -> Words:
+    """Each queue's first record, and how many it has."""
+    starts = np.concatenate(([0], np.cumsum([len(queue) for queue in queues])))
+    return np.stack((starts[:-1], np.diff(starts)), axis=1).astype(np.int32)
+
+
+def records_of(graph: TileGraph, table: TaskTable, kind: Ints, steps: Ints, by_warpgroups: Ints) -> tuple[Words, Words]:
+    """The kernel's records, in the order of the queues, and the waits that they point into.
+
+    Of each task of the graph: kind; steps: the first and how many; by_warpgroups: 1 where not the load warp but the
+    warpgroups wait for it.
+    """
     at = coordinates(graph)
     queue = table.queue
     task = table.task[queue]
     place = np.empty(len(queue), dtype=np.int64)
     place[queue] = np.arange(len(queue))
     poster = np.zeros(table.num_counters, dtype=np.int64)
-    poster[table.posts.first] = at.stage[table.task[table.posts.row]]
-    # The load warp waits for rows of the hidden tensor; the warpgroups, before they add, for the other slices.
+    poster[table.posts.first] = by_warpgroups[table.task[table.posts.row]]
     late = poster[table.waits.first]
     owner = place[table.waits.row]
     by = np.lexsort((table.waits.first, late, owner))
@@ -352,8 +371,7 @@ def _records(graph: TileGraph, table: TaskTable, sizes: FFNSizes, tile: ChainTil
     split, last = at.split[task], at.num_splits[task] - 1
     cut = last > 0
     flags = np.where(cut & (split == last), _ADDS, 0) + np.where(cut & (split < last), _LEAVES, 0)
-    steps = _steps(graph, sizes, tile)[task]
-    columns: list[Any] = [at.stage[task], at.row[task], at.column[task], steps[:, 0], steps[:, 1], flags]
+    columns: list[Any] = [kind[task], at.row[task], at.column[task], steps[task, 0], steps[task, 1], flags]
     columns += [begins[:, 0], counts[:, 0], begins[:, 1], counts[:, 1], posts, task, split]
     words = np.zeros((len(queue), RECORD_WORDS), dtype=np.int32)
     words[:, : len(columns)] = np.stack(columns, axis=1)

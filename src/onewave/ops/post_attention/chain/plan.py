@@ -1,0 +1,128 @@
+"""What comes behind attention, for many rows, as a task table: see ffn/chain/plan.py, whose orders and records it uses.
+
+Stages, each a tile or, of the norms, NORM_ROWS rows: "o", the projection; "norm", of the residual stream with it; "up",
+gate, up and SwiGLU; "down"; "next norm", of the residual stream with that. A block has a queue of tiles, and one of
+rows for its norms. Both are dealt in one order, and the proof knows them as two workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from onewave.base.errors import InvalidArgumentError
+from onewave.ops.ffn.chain.plan import ChainPlan, ChainTile, chain_order, deal, lanes_of, records_of
+from onewave.ops.ffn.sizes import FFNSizes
+from onewave.tiles.graph.builders import Builder, check_sizes, cuts
+from onewave.tiles.graph.graph import Tile, TileGraph
+from onewave.tiles.order.chain import coordinates
+from onewave.tiles.order.policies import plan
+from onewave.tiles.order.schedule import Mode
+from onewave.tiles.proof.table import lower
+from onewave.tiles.proof.verify import verify
+
+NORM_ROWS = 8
+"""Rows of a task of the norms: with more, fewer tasks share the last norm; with fewer, each waits once for fewer."""
+_STEP = 64
+# Record kinds of the stages, in their order, and by how many bands each follows the first in the order "skewed".
+_KINDS, _LATE = np.array([2, 3, 0, 1, 4]), (0, 0, 3, 4, 4)
+_NORMS = (1, 4)
+# Columns of a norm's row that take as long as a step of the widest tile: 3.5 us a row of 4096, 0.8 us a step. An
+# assumption that deals tasks.
+_NORM_COLUMNS_A_STEP = 1000
+_WIDEST, _TALL, _SMALL = ChainTile(2, 256, 4, 1), ChainTile(2, 128, 6, 2), ChainTile(1, 128, 8, 2)
+
+
+@dataclass(frozen=True)
+class LayerSizes(FFNSizes):
+    """attended: columns of what attention gives; hidden and out are one."""
+
+    attended: int = 0
+
+
+def default_tile(rows: int) -> ChainTile:
+    """The widest where every block has several of them."""
+    return _SMALL if rows <= 64 else _TALL if rows <= 256 else _WIDEST
+
+
+def layer_graph(sizes: LayerSizes, tile: ChainTile) -> TileGraph:
+    """The stages as tiles; a task reads whole panels along K. Task.index: (row block, column or rows of the norm)."""
+    half = tile.columns // 2
+    rows, inner, outs = cuts(sizes.rows, tile.rows), cuts(sizes.intermediate, half), cuts(sizes.hidden, tile.columns)
+    parts = tile.rows // NORM_ROWS
+    check_sizes({}, tasks=rows * (inner + 2 * outs + 2 * parts))
+    build = Builder("bf16")
+    row_bytes = NORM_ROWS * sizes.hidden
+    for name, shape, cut in (
+        ("A", (sizes.rows, sizes.attended), (tile.rows, sizes.attended)),
+        ("W_o", (sizes.attended, sizes.hidden), (sizes.attended, tile.columns)),
+        ("O", (sizes.rows, sizes.hidden), (tile.rows, tile.columns)),
+        ("W_gate", (sizes.hidden, sizes.intermediate), (sizes.hidden, half)),
+        ("W_up", (sizes.hidden, sizes.intermediate), (sizes.hidden, half)),
+        ("H", (sizes.rows, sizes.intermediate), (tile.rows, half)),
+        ("W_down", (sizes.intermediate, sizes.hidden), (sizes.intermediate, tile.columns)),
+        ("Y", (sizes.rows, sizes.hidden), (tile.rows, tile.columns)),
+    ):
+        build.tensor(name, shape, cut)
+    # Rows of a norm side by side, so that the policies find a row block's in one row: before and after, normed, next.
+    for name, itemsize in (("R", 4), ("T", 4), ("X", 2), ("N", 2)):
+        build.tensor(name, (rows, parts), (1, 1), itemsize * row_bytes)
+    for row in range(rows):
+        height = min(tile.rows, sizes.rows - row * tile.rows)
+        projected: tuple[Tile, ...] = tuple(("O", (row, column)) for column in range(outs))
+        normed: tuple[Tile, ...] = tuple(("X", (row, part)) for part in range(parts))
+        hidden: tuple[Tile, ...] = tuple(("H", (row, column)) for column in range(inner))
+        result: tuple[Tile, ...] = tuple(("Y", (row, column)) for column in range(outs))
+        for column in range(outs):
+            flops = 2 * height * min(tile.columns, sizes.hidden - column * tile.columns) * sizes.attended
+            build.task("o", (("A", (row, 0)), ("W_o", (0, column))), (projected[column],), flops, index=(row, column))
+        for part in range(parts):
+            writes: tuple[Tile, ...] = (normed[part], ("T", (row, part)))
+            build.task("norm", (*projected, ("R", (row, part))), writes, 5 * row_bytes, index=(row, part))
+        for column in range(inner):
+            flops = 4 * height * min(half, sizes.intermediate - column * half) * sizes.hidden
+            reads = (*normed, ("W_gate", (0, column)), ("W_up", (0, column)))
+            build.task("up", reads, (hidden[column],), flops, index=(row, column))
+        for column in range(outs):
+            flops = 2 * height * min(tile.columns, sizes.hidden - column * tile.columns) * sizes.intermediate
+            build.task("down", (*hidden, ("W_down", (0, column))), (result[column],), flops, index=(row, column))
+        for part in range(parts):
+            stream: Tile = ("T", (row, part))
+            writes = (("N", (row, part)), stream)
+            build.task("next norm", (*result, stream), writes, 5 * row_bytes, index=(row, part))
+    return build.graph()
+
+
+@lru_cache(maxsize=16)
+def plan_layer(
+    sizes: LayerSizes, *, workers: int, order: str = "auto", policy: str = "auto", tile: ChainTile | None = None
+) -> ChainPlan:
+    """Plan, prove and lower. Raises InvalidArgumentError, UnsupportedError.
+
+    order: "auto" for "skewed", or as in ffn.chain.plan.chain_order. policy: of tiles.policies, "auto" for "row".
+    workers: blocks of the launch.
+    """
+    if workers < 1:
+        raise InvalidArgumentError("post_attention: workers", got=str(workers), allowed="1 or more")
+    tile = default_tile(sizes.rows) if tile is None else tile
+    if tile.splits > 1:
+        raise InvalidArgumentError("post_attention: slices of K", got=str(tile.splits), allowed="1: sums are whole")
+    order, policy = ("skewed" if order == "auto" else order), ("row" if policy == "auto" else policy)
+    graph = layer_graph(sizes, tile)
+    ids = chain_order(graph, order, workers, _LATE)
+    at = coordinates(graph)
+    depth = np.array([sizes.attended, 0, sizes.hidden, sizes.intermediate, 0])[at.stage] // _STEP
+    is_norm = np.isin(at.stage, _NORMS)
+    cost = np.where(is_norm, NORM_ROWS * sizes.hidden // _NORM_COLUMNS_A_STEP, depth)
+    queues, predicted = deal(ids, at.row, at.stage, cost, (workers, workers), (0, 1, 0, 0, 1))
+    # As a ticket order, in which every dependency has its wait: see ffn/chain/plan.py.
+    schedule = plan(graph, ids, policy, mode=Mode.TICKET, co_resident=len(queues))
+    table = lower(verify(replace(schedule, queues=tuple(queues), mode=Mode.STATIC)))
+    steps = np.stack((np.zeros_like(depth), depth), axis=1)
+    records, waits = records_of(graph, table, _KINDS[at.stage], steps, np.zeros_like(depth))
+    return ChainPlan(
+        sizes, tile, order, policy, graph, table, records, (lanes_of(queues),), waits, table.totals.astype(np.int32),
+        predicted, queues_a_block=2,
+    )  # fmt: skip

@@ -1,0 +1,45 @@
+"""All of a decoder layer that comes behind attention, in one launch where that pays."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from onewave.ops.backends import load
+from onewave.ops.library import is_watched
+from onewave.ops.post_attention.call import PostAttentionCall, PostAttentionWeights, check
+
+
+def post_attention(
+    attended: Tensor,
+    residual: Tensor,
+    weights: PostAttentionWeights,
+    eps: float,
+    *,
+    order: str = "auto",
+    policy: str = "auto",
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Project, add to the residual stream, RMSNorm, gate and up, SwiGLU, down, add, and the next layer's RMSNorm.
+
+    attended: [rows, heads x head_dim] bf16|fp16 (fp32 too on a CPU). residual: [rows, hidden], float32 or attended's
+    dtype. weights: see PostAttentionWeights; matrices as `linear` takes them. Returns (normed [rows, hidden] in the
+    norms' dtype, residual stream [rows, hidden] in its own).
+    Rounding, whatever the backend: each product once, to attended's dtype; gate and up before SwiGLU; SwiGLU; norms as
+    in add_rms_norm. So "chain" and "separate" give the same bits on a GPU of compute capability 9.0.
+    backend: "separate": linear, add_rms_norm, linear_swiglu, linear, add_rms_norm. "chain": one persistent launch, from
+    the weights as they are, on these GPUs: 16-bit types, a float32 residual, plain matrices of multiples of 64, more
+    than 512 and up to 8192 hidden columns, no bias. "reference": PyTorch. "auto": "chain" where measured.py has seen it
+    ahead of all separate launches, and, in a CUDA graph's recording, where it has run before; else "separate".
+    order, policy (chain): "auto", or as in `ffn`'s chain. Raises InvalidArgumentError, ShapeError, UnsupportedError;
+    WaveStalled when an earlier launch has stalled.
+    """
+    call = PostAttentionCall.of(
+        attended=attended, residual=residual, weights=weights, eps=eps, order=order, policy=policy, backend=backend
+    )
+    if backend == "auto" and (not attended.is_cuda or is_watched(attended, residual, weights.post_norm)):
+        return load("post_attention", "separate").run(call)  # each operator checks, and is seen, for itself
+    check(call)
+    from onewave.ops.post_attention.choose import choose, settled  # late: `import onewave.ops` loads no tiles
+
+    choice = settled(call, choose(call))
+    return load("post_attention", choice.module).run(call, choice)
