@@ -135,7 +135,8 @@ def bounds_command(
 ) -> None:
     """Lower bounds on traffic, and every order's gap to them.
 
-    The orders are those of a gemm's grid; other programs show their sequential order.
+    The orders are those of a gemm's grid; other programs show their sequential order. Of two chained products and of
+    attention, bounds of the red-blue pebble game stand beside the compulsory one.
     """
     from onewave.tiles.order.orders import GRID_ORDERS
     from onewave.tiles.search.bounds import best_bound, panel_bounds
@@ -299,20 +300,35 @@ def _levels(built: Built, cache: str | None, policy: str | None, inner: list[str
 
 
 def _bounds_of(program: Program, built: Built, machine: Machine, *, at_once: int) -> tuple[Bound, ...]:
-    """The program's bounds above 0 on this machine. at_once: lanes that compute a tile of C at the same time."""
+    """The program's bounds above 0 on this machine. at_once: lanes that compute a tile at the same time."""
     from onewave.tiles.graph.builders import DTYPES
     from onewave.tiles.graph.programs import read_sizes
-    from onewave.tiles.search.bounds import gemm_bounds, graph_bound
+    from onewave.tiles.search.bounds import ChainShape, chain_bounds, gemm_bounds, graph_bound
 
-    if program.program != "gemm":
+    if program.program not in ("gemm", "chain", "attention"):
         return (graph_bound(built.graph),)
-    m, n, k = read_sizes("gemm", program.sizes or [])
-    tile = program.shape().gemm_tile
+    sizes, shape = read_sizes(program.program, program.sizes or []), program.shape()
     # Every lane keeps its private caches, though in serial mode one lane computes at a time.
     capacity = sum(level.capacity * (machine.lanes if level.private else 1) for level in machine.levels)
-    # Accumulators stay in registers, outside every cache: they are fast memory all the same.
-    held = at_once * min(tile[0], m) * min(tile[1], n)
-    found = gemm_bounds(m, n, k, capacity, itemsize=DTYPES[program.dtype], accumulators=held, workers=at_once)
+    # What a lane holds in registers, outside every cache, is fast memory all the same: accumulators, of attention all
+    # that it works on.
+    if program.program == "attention":
+        seq_q, seq_k, heads, head_dim = sizes
+        rows, keys = (shape.tile or (128, 128))[:2]
+        scores = min(rows, seq_q) * (min(keys, seq_k) if shape.fused else seq_k)
+        held = scores + 2 * head_dim * (min(rows, seq_q) + min(keys, seq_k))
+        chain = ChainShape.of_attention(seq_q, seq_k, heads, head_dim, causal=shape.causal)
+    else:
+        tile = shape.gemm_tile
+        widest = sizes[1] if program.program == "gemm" else max(sizes[2:])
+        held = min(tile[0], sizes[0]) * min(tile[1], widest)
+        m, k, n0, n1 = (*sizes, 0)[:4]
+        chain = None if program.program == "gemm" else ChainShape(m * n0, k, n1)
+    options = {"itemsize": DTYPES[program.dtype], "accumulators": at_once * held, "workers": at_once}
+    if chain is None:
+        found = gemm_bounds(*sizes, capacity, **options)  # type: ignore[arg-type] # mixed values
+    else:
+        found = (graph_bound(built.graph), *chain_bounds(chain, capacity, **options))  # type: ignore[arg-type] # as above
     return tuple(bound for bound in found if bound.value > 0)
 
 

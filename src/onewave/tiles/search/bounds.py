@@ -64,9 +64,7 @@ def gemm_bounds(
     Raises InvalidArgumentError.
     """
     check_sizes({"M": m, "N": n, "K": k, "workers": workers})
-    if capacity < 1 or accumulators < 0 or not itemsize > 0:
-        raise InvalidArgumentError("capacity", got=f"{capacity} bytes", allowed="1 byte or more")
-    fast = capacity / itemsize + accumulators
+    fast = _fast_elements(capacity, itemsize, accumulators)
     products = float(m) * n * k
     side = math.sqrt(fast)
     leading = 2 * products / side
@@ -84,6 +82,77 @@ def gemm_bounds(
         source = f"P min(2mnk/(P sqrt(s)) + s, 3(mnk/P)^(2/3)), what P workers receive, {cosma}"
         found.append(("COSMA, parallel", one * workers, False, source))
     return tuple(Bound(name, value * itemsize, "bytes", applies, source) for name, value, applies, source in found)
+
+
+@dataclass(frozen=True)
+class ChainShape:
+    """Two chained products, Y = f(X W0) W1 with f element by element or by rows: attention is one, a head at a time.
+
+    pairs: elements of the intermediate, all heads together, those alone that are used; depth: the length of their sums;
+    width: columns of the result that each is multiplied into (both are head_dim in attention). Raises
+    InvalidArgumentError.
+    """
+
+    pairs: int
+    depth: int
+    width: int
+
+    def __post_init__(self) -> None:
+        check_sizes({"pairs": self.pairs, "depth": self.depth, "width": self.width})
+
+    @classmethod
+    def of_attention(cls, seq_q: int, seq_k: int, heads: int, head_dim: int, *, causal: bool) -> ChainShape:
+        """Attention of all heads; causal: the last query sees the last key. Heads that share keys change nothing."""
+        first = seq_k - seq_q + 1
+        seen = sum(range(max(0, first), seq_k + 1)) if causal else seq_q * seq_k
+        return cls(heads * max(1, seen), head_dim, head_dim)
+
+
+def chain_bounds(
+    shape: ChainShape, capacity: int, *, itemsize: float = 2.0, accumulators: int = 0, workers: int = 1
+) -> tuple[Bound, ...]:
+    """Bounds in bytes on loads plus stores of two chained products through a fast memory; see gemm_bounds.
+
+    A red-blue pebble game (Hong & Kung 1981, doi:10.1145/800076.802486) in which every multiply-add is done once and an
+    element of the intermediate (T of them, D = depth + width) is multiplied only when its sum is whole. The schedule is
+    cut where X loads and newly begun sums have come; S + X elements are all that a part touches. Begun sums of the
+    result are stored in the end.
+    - two products: of the part's elements, a, b of the first product's factors, h of the intermediate, c, e of the
+      second's, it makes at most sqrt(abh) + sqrt(hce) <= ((S + X)/3)^(3/2) multiply-adds, no more than of one product:
+      the intermediate serves both and still costs as much. X = 2S: 2TD/sqrt(S) - 2S - T, where T begun sums may never
+      leave. One product's argument is Smith et al.'s (arXiv:1702.02017).
+    - intermediate kept: elements that are begun, finished and used up in a part need their rows and columns of all four
+      matrices there, so (S + X)^2 / 4D^2 of them at most; S more may be left over from before, and others are loaded.
+      X = S: T D^2 / (S + D^2) - S. Flash attention moves 4 T head_dim^2 / S. Without constants it is Saha & Ye's bound
+      (arXiv:2402.07443).
+    With workers, the better of the two for what they receive, each with an equal share of S: not what a shared cache
+    loads. Raises InvalidArgumentError.
+    """
+    check_sizes({"workers": workers})
+    fast = _fast_elements(capacity, itemsize, accumulators)
+    two, kept = _chain_traffic(shape, fast, 1)
+    found = [
+        ("two products", two, True, "2TD/sqrt(S) - 2S - T, Hong & Kung's game with arXiv:1702.02017's segments"),
+        ("intermediate kept", kept, True, "T D^2/(S + D^2) - S, Hong & Kung's game, as arXiv:2402.07443"),
+    ]
+    if workers > 1:
+        received = max(_chain_traffic(shape, fast / workers, workers))
+        found.append(("chain, parallel", received, False, "the same with S / P each, what P workers receive"))
+    return tuple(Bound(name, value * itemsize, "bytes", applies, source) for name, value, applies, source in found)
+
+
+def _chain_traffic(shape: ChainShape, fast: float, workers: int) -> tuple[float, float]:
+    """Elements by either bound of chain_bounds, of workers with `fast` elements each."""
+    both = shape.depth + shape.width
+    two = 2 * shape.pairs * both / math.sqrt(fast) - 2 * fast * workers - shape.pairs
+    kept = shape.pairs * both**2 / (fast + both**2) - fast * workers
+    return max(0.0, two), max(0.0, kept)
+
+
+def _fast_elements(capacity: int, itemsize: float, accumulators: int) -> float:
+    if capacity < 1 or accumulators < 0 or not itemsize > 0:
+        raise InvalidArgumentError("capacity", got=f"{capacity} bytes", allowed="1 byte or more")
+    return capacity / itemsize + accumulators
 
 
 def panel_bound(rows: int, cols: int, capacity: int) -> int:
