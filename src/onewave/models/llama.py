@@ -1,14 +1,15 @@
 """The LLaMA decoder: one forward pass over a packed batch, prefill or decode.
 
-A layer, in order: add + RMSNorm, QKV projection, (bias, q/k norm, rotation, cache append) in one operator, attention,
-output projection, add + RMSNorm, gate/up projection, SwiGLU, down projection. Families differ only in what is present
-(biases, q/k norms, windows, tied head), which the weights and the config say.
+RMSNorm, then a layer after the other: QKV projection; (bias, q/k norm, rotation, cache append) in one operator;
+attention; all that comes behind it, up to the next norm, in one operator (ops/post_attention). Families differ only in
+what is present (biases, q/k norms, windows, tied head), which the weights and the config say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,8 +28,9 @@ from onewave.ops.attention.choose import reads_pages
 from onewave.ops.decode_attention import decode_attention
 from onewave.ops.dequantise_pages import dequantise_pages
 from onewave.ops.embedding import embedding
-from onewave.ops.linear import LinearWeight, linear, linear_swiglu
-from onewave.ops.rms_norm import add_rms_norm, rms_norm
+from onewave.ops.linear import LinearWeight, linear
+from onewave.ops.post_attention import PostAttentionWeights, post_attention
+from onewave.ops.rms_norm import rms_norm
 
 if TYPE_CHECKING:
     from onewave.wave.weights.pack import StreamMatrix
@@ -88,6 +90,18 @@ class LlamaWeights:
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: MatrixWeight
+
+    @cached_property
+    def post_attention(self) -> tuple[PostAttentionWeights, ...]:
+        """Of each layer, what comes behind attention, up to the next layer's first norm or the last norm."""
+        norms = (*(layer.input_norm for layer in self.layers[1:]), self.norm)
+        return tuple(
+            PostAttentionWeights(
+                layer.o, layer.post_norm, layer.gate_up, layer.down, next_norm, layer.o_bias, layer.gate_up_bias,
+                layer.down_bias,
+            )
+            for layer, next_norm in zip(self.layers, norms, strict=True)
+        )  # fmt: skip
 
 
 class Llama:
@@ -155,12 +169,11 @@ class Llama:
             places_of(batch, kv),
             Reads.of(batch, kv, in_place=self._reads_in_place and kv.k.dtype is self.dtype),
         )
-        # Residual stream and the output of the block before it; each norm adds the two. The stream stays float32:
-        # rounding it twice a layer would be the largest avoidable error of a 16-bit model (test_parity.py).
+        # The residual stream stays float32: rounding it twice a layer would be the largest avoidable error of a 16-bit
+        # model (test_parity.py).
         residual = embedding(batch.token_ids, weights.embedding).float()
-        update: Tensor | None = None
+        normed = rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps)
         for index, layer in enumerate(weights.layers):
-            normed, residual = self._norm(update, residual, layer.input_norm)
             cache = kv.layer(index)
             queries = append_kv(
                 # The bias goes in before the product is rounded to 16 bits, not after.
@@ -179,21 +192,18 @@ class Llama:
                 v_scale=cache.v_scale,
             )
             attended = self._attend(batch, reads, queries, cache, kv.wide, config.layer_windows[index])
-            update = linear(attended, layer.o, layer.o_bias)
-            normed, residual = self._norm(update, residual, layer.post_norm)
-            update = linear(linear_swiglu(normed, layer.gate_up, layer.gate_up_bias), layer.down, layer.down_bias)
+            normed, residual = post_attention(attended, residual, weights.post_attention[index], config.rms_norm_eps)
         if batch.phase is not Phase.PREFILL:
-            return self._logits(update, residual)
+            return self._logits(normed)
         ends: list[int] = []  # of a packed pass: every product gives a row the same bits
         if batch.rows is not None:
             last = batch.rows.last
         else:
             ends = [end - 1 for end in accumulate(chunk.length for chunk in batch.chunks)]
             last = torch.tensor(ends, device=self.device)
-        own = self._logits(None if update is None else update[last], residual[last])
-        for first in range(0, len(residual) if each is not None else 0, _ROWS_OF_LOGITS):
-            some = slice(first, first + _ROWS_OF_LOGITS)
-            logits = self._logits(None if update is None else update[some], residual[some])
+        own = self._logits(normed[last])
+        for first in range(0, len(normed) if each is not None else 0, _ROWS_OF_LOGITS):
+            logits = self._logits(normed[first : first + _ROWS_OF_LOGITS])
             # A product of many rows may round differently: what is sampled must not depend on a question about the
             # prompt.
             for row, end in enumerate(ends):
@@ -203,15 +213,9 @@ class Llama:
             each(first, logits)
         return own
 
-    def _logits(self, update: Tensor | None, residual: Tensor) -> Tensor:
+    def _logits(self, normed: Tensor) -> Tensor:
         """Float32 [rows, vocab]."""
-        normed, _ = self._norm(update, residual, self.weights.norm)
         return linear(normed, self.weights.head, out_dtype=torch.float32)
-
-    def _norm(self, update: Tensor | None, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        if update is None:
-            return rms_norm(residual, weight, self.config.rms_norm_eps), residual
-        return add_rms_norm(update, residual, weight, self.config.rms_norm_eps)
 
     def rotary_rows(self, batch: Batch, capacity: int) -> Tensor:
         """Cosines and sines of every token, float32 [tokens, rotary_dim]. capacity: positions that the cache holds."""

@@ -30,6 +30,7 @@ from onewave.ops.linear import choose as linear
 from onewave.ops.masked_multihead_attention import choose as masked
 from onewave.ops.merge_attention import choose as merge_attention
 from onewave.ops.quantize_rows import choose as quantize_rows
+from onewave.ops.post_attention import choose as post_attention
 from onewave.ops.rms_norm import choose as rms_norm
 from onewave.ops.scaled_linear import choose as scaled_linear
 from onewave.ops.swiglu import choose as swiglu
@@ -46,6 +47,7 @@ _MORE_OPTIONS = {
     "ffn": ("gated", "workers"),
     "masked_multihead_attention": ("kv_dtype", "seq_len"),
     "quantize_rows": ("codes",),
+    "post_attention": ("workers",),
 }
 
 
@@ -96,7 +98,8 @@ def explain(
         decode_attention q, k_cache (paged: block_table=(rows, blocks); quantised: kv_dtype="int8"; one row's length:
         seq_len=1000); masked_multihead_attention qkv, cache_k; append_kv qkv, k_cache
         merge_attention the stacked outs; linear, linear_int8 and linear_fp8 x, weight; ffn x, w_up, w_down
-        (gated=True, workers=132); rms_norm, add_rms_norm and swiglu x; quantize_rows x (codes="int8" or "fp8")
+        (gated=True, workers=132); post_attention attended, o, gate_up (workers=132); rms_norm, add_rms_norm and
+        swiglu x; quantize_rows x (codes="int8" or "fp8")
     device: "cpu", "cuda", or a GPU that need not be there, such as "cuda:sm_90"; default: this machine's. dtype:
     "bf16", "fp16", "fp32". options: the call's own. Raises InvalidArgumentError, ShapeError, UnsupportedError.
     """
@@ -177,6 +180,7 @@ _CHOICES: dict[str, tuple[Callable[[Asked], Any], Callable[[Any], Choice]]] = {
     "masked_multihead_attention": (masked.describe, masked.choose),
     "merge_attention": (merge_attention.describe, merge_attention.choose),
     "quantize_rows": (quantize_rows.describe, quantize_rows.choose),
+    "post_attention": (post_attention.describe, post_attention.choose),
     "rms_norm": (rms_norm.describe, rms_norm.choose),
     "swiglu": (swiglu.describe, swiglu.choose),
 }

@@ -1,4 +1,4 @@
-"""Launches of the FFN's kernel for many rows, and of what comes behind attention, run in NumPy with the very arguments that a GPU would get."""
+"""Launches of the chains' kernels, run in NumPy with the very arguments that a GPU would get."""
 
 from __future__ import annotations
 

@@ -31,9 +31,7 @@ class Layer:
     def __init__(self, sizes: LayerSizes, workers: int, *, test: bool = False, **choices: object):
         hidden, inner = sizes.hidden, sizes.intermediate
         shapes = ((hidden, sizes.attended), (2 * inner, hidden), (hidden, inner))
-        o, gate_up, down = (
-            (randn(*shape, seed=seed) / shape[1] ** 0.5).half() for seed, shape in enumerate(shapes, 1)
-        )
+        o, gate_up, down = ((randn(*shape, seed=seed) / shape[1] ** 0.5).half() for seed, shape in enumerate(shapes, 1))
         gains = (1 + 0.1 * randn(hidden, seed=seed) for seed in (4, 5))
         post_norm, next_norm = (gain.half() for gain in gains)
         self.weights = PostAttentionWeights(o, post_norm, gate_up, down, next_norm)
@@ -76,7 +74,11 @@ def test_delays_orders_and_workers_change_no_bit(device: ChainDevice) -> None:
     dice = random.Random(5)
     sizes = LayerSizes(130, 576, 192, 576, True, 64)
     right = Layer(sizes, 1, tile=SMALL)()
-    for workers, order, policy in ((4, "rows:1", "row"), (3, "half_row", "tile"), (2, "accumulate-first-column", "row")):
+    for workers, order, policy in (
+        (4, "rows:1", "row"),
+        (3, "half_row", "tile"),
+        (2, "accumulate-first-column", "row"),
+    ):
         layer = Layer(sizes, workers, tile=SMALL, order=order, policy=policy, test=True)
         device.delays = lambda: time.sleep(dice.random() * 0.01)
         assert all(map(torch.equal, layer(), right))

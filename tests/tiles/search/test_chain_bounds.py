@@ -29,7 +29,9 @@ class Elements:
         count = itertools.count()
         at = {(name, *index): next(count) for name, shape in shapes.items() for index in np.ndindex(*shape)}
         self.count, self.at, self.sizes = len(at), at, (m, k, n, p)
-        self.first = [(at["X", i, l], at["W0", l, j], at["H", i, j]) for i in range(m) for j in range(n) for l in range(k)]
+        self.first = [
+            (at["X", i, d], at["W0", d, j], at["H", i, j]) for i in range(m) for j in range(n) for d in range(k)
+        ]
         self.second = [
             (at["H", i, j], at["W1", j, q], at["Y", i, q]) for i in range(m) for j in range(n) for q in range(p)
         ]
@@ -65,7 +67,7 @@ def test_no_set_of_elements_uses_up_more_of_the_intermediate_than_its_rows_and_c
     elements, (m, k, n, p) = Elements(*sizes), sizes
     sets, at = elements.subsets(), elements.at
     lives = [
-        (at["H", i, j], *(at["X", i, l] for l in range(k)), *(at["W0", l, j] for l in range(k)),
+        (at["H", i, j], *(at["X", i, d] for d in range(k)), *(at["W0", d, j] for d in range(k)),
          *(at["W1", j, q] for q in range(p)), *(at["Y", i, q] for q in range(p)))
         for i in range(m) for j in range(n)
     ]  # fmt: skip
@@ -78,7 +80,7 @@ def test_no_set_of_elements_uses_up_more_of_the_intermediate_than_its_rows_and_c
 def least_traffic(sizes: tuple[int, int, int, int], slots: int) -> int:
     """The true optimum of the game, by Dijkstra's search over what is red, what is blue, and what has been done."""
     elements = Elements(*sizes)
-    m, k, n, p = sizes
+    m, _, n, p = sizes
     triples = elements.first + elements.second
     whole = {elements.at["H", i, j]: sum(1 << t for t, x in enumerate(elements.first) if x[2] == elements.at["H", i, j])
              for i in range(m) for j in range(n)}  # fmt: skip
@@ -112,7 +114,7 @@ def least_traffic(sizes: tuple[int, int, int, int], slots: int) -> int:
             bit = 1 << each
             if red & bit:
                 # Never forgotten while it is needed and lies nowhere else.
-                if blue & bit or done & uses[each] == uses[each] and not results & bit:
+                if blue & bit or (done & uses[each] == uses[each] and not results & bit):
                     reach(red & ~bit, blue, done, cost)
                 if not blue & bit:
                     reach(red, blue | bit, done, cost + 1)
@@ -125,7 +127,9 @@ def bounds_of(shape: ChainShape, compulsory: float, slots: int) -> list[Bound]:
     return [Bound("compulsory", compulsory, "bytes", True, ""), *chain_bounds(shape, slots, itemsize=1)]
 
 
-@pytest.mark.parametrize(("sizes", "slots"), [((1, 1, 2, 1), 3), ((1, 2, 2, 1), 4), ((2, 1, 2, 1), 3), ((2, 1, 1, 2), 4)])
+@pytest.mark.parametrize(
+    ("sizes", "slots"), [((1, 1, 2, 1), 3), ((1, 2, 2, 1), 4), ((2, 1, 2, 1), 3), ((2, 1, 1, 2), 4)]
+)
 def test_the_bounds_are_never_above_the_optimum(sizes: tuple[int, int, int, int], slots: int) -> None:
     m, k, n, p = sizes
     found = bounds_of(ChainShape(m * n, k, p), m * k + k * n + n * p + m * p, slots)

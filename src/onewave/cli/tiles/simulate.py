@@ -324,11 +324,14 @@ def _bounds_of(program: Program, built: Built, machine: Machine, *, at_once: int
         held = min(tile[0], sizes[0]) * min(tile[1], widest)
         m, k, n0, n1 = (*sizes, 0)[:4]
         chain = None if program.program == "gemm" else ChainShape(m * n0, k, n1)
-    options = {"itemsize": DTYPES[program.dtype], "accumulators": at_once * held, "workers": at_once}
+    itemsize, held = DTYPES[program.dtype], at_once * held
+    found: tuple[Bound, ...]
     if chain is None:
-        found = gemm_bounds(*sizes, capacity, **options)  # type: ignore[arg-type] # mixed values
+        m, n, k = sizes
+        found = gemm_bounds(m, n, k, capacity, itemsize=itemsize, accumulators=held, workers=at_once)
     else:
-        found = (graph_bound(built.graph), *chain_bounds(chain, capacity, **options))  # type: ignore[arg-type] # as above
+        more = chain_bounds(chain, capacity, itemsize=itemsize, accumulators=held, workers=at_once)
+        found = (graph_bound(built.graph), *more)
     return tuple(bound for bound in found if bound.value > 0)
 
 

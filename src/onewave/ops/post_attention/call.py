@@ -13,7 +13,8 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.attention.masks import is_finite
 from onewave.ops.choice import Call
 from onewave.ops.library import check_tensors
-from onewave.ops.linear.op import LinearWeight
+from onewave.ops.linear import LinearWeight
+from onewave.ops.linear.packed import PackedWeight
 
 if TYPE_CHECKING:
     from onewave.wave.weights.pack import StreamMatrix  # a CPU never imports the wave
@@ -50,11 +51,27 @@ class PostAttentionWeights:
     def biases(self) -> tuple[Tensor | None, ...]:
         return self.o_bias, self.gate_up_bias, self.down_bias
 
+    def unpacked(self) -> PostAttentionWeights:
+        """Return these with the matrices as tensors that a wave's stream keeps unpacked; as they are elsewhere."""
+        if self.is_plain or any(bias is not None for bias in self.biases):
+            return self
+        found = [_tensor_of(each) for each in (self.o, self.gate_up, self.down)]
+        if any(each is None for each in found):
+            return self
+        o, gate_up, down = cast("list[Tensor]", found)
+        return PostAttentionWeights(o, self.post_norm, gate_up, down, self.next_norm)
+
     @property
     def is_plain(self) -> bool:
         """Whether all matrices are tensors and there are no biases."""
         plain = all(isinstance(each, Tensor) for each in (self.o, self.gate_up, self.down))
         return plain and all(bias is None for bias in self.biases)
+
+
+def _tensor_of(matrix: Matrix) -> Tensor | None:
+    if isinstance(matrix, Tensor):
+        return matrix
+    return None if isinstance(matrix, PackedWeight) else matrix.stream.kept(matrix)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +124,7 @@ def check(call: PostAttentionCall) -> None:
         given += [("order", order, call.order, orders), ("policy", call.policy, call.policy, policies)]
     for what, value, got, allowed in given:
         if value not in allowed:
-            raise InvalidArgumentError(
-                f"post_attention: {what}", got=shown(got), allowed=", ".join(map(repr, allowed))
-            )
+            raise InvalidArgumentError(f"post_attention: {what}", got=shown(got), allowed=", ".join(map(repr, allowed)))
     if not is_finite(call.eps) or call.eps < 0:
         raise InvalidArgumentError("post_attention: eps", got=shown(call.eps), allowed="a finite number, at least 0")
     attended, residual, weights = call.attended, call.residual, call.weights

@@ -88,9 +88,7 @@ def _fits(attended: int, hidden: int, intermediate: int) -> bool:
 def _unsupported(call: PostAttentionCall) -> UnsupportedError:
     bias = "" if all(each is None for each in call.weights.biases) else ", biases"
     got = f"{call.dtype} with a {call.residual.dtype} residual on {call.where}{bias}"
-    return UnsupportedError(
-        "post_attention (backend=chain)", got=got, allowed=_ALLOWED, next='Use backend="separate".'
-    )
+    return UnsupportedError("post_attention (backend=chain)", got=got, allowed=_ALLOWED, next='Use backend="separate".')
 
 
 @lru_cache(maxsize=1024)
@@ -126,9 +124,7 @@ def settled(call: PostAttentionCall, choice: Choice) -> Choice:
     if call.backend == "auto":
         return separate()
     what = "post_attention (backend=chain): recording a CUDA graph"
-    raise UnsupportedError(
-        what, got="nothing planned for these sizes yet", next="Call it once before recording."
-    )
+    raise UnsupportedError(what, got="nothing planned for these sizes yet", next="Call it once before recording.")
 
 
 def describe(asked: Asked) -> PostAttentionCall:

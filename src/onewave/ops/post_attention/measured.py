@@ -76,7 +76,9 @@ def table_lines(layer: Layer) -> tuple[str, ...]:
     known = _known(layer)
     if not known:
         return ("nothing of these sizes, this dtype and GPU has been measured, so auto takes separate launches",)
-    found = ["auto: one launch where it is ahead of all separate ones; between numbers of rows where it is on both sides"]
+    found = [
+        "auto: one launch where it is ahead of all separate ones; between numbers of rows where it is on both sides"
+    ]
     for name in dict.fromkeys(each.layer.gpu for each in known):
         found.append(f"measured on {name}, the GPU that it goes for:")
         found += [f"  {each}" for each in known if each.layer.gpu == name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from onewave.ops.backends import load
@@ -38,6 +40,8 @@ def post_attention(
     )
     if backend == "auto" and (not attended.is_cuda or is_watched(attended, residual, weights.post_norm)):
         return load("post_attention", "separate").run(call)  # each operator checks, and is seen, for itself
+    if backend in ("auto", "chain"):
+        call = replace(call, weights=weights.unpacked())
     check(call)
     from onewave.ops.post_attention.choose import choose, settled  # late: `import onewave.ops` loads no tiles
 

@@ -15,9 +15,10 @@ from onewave.ops.swiglu.reference import swiglu
 
 def run(call: PostAttentionCall, choice: Choice) -> tuple[Tensor, Tensor]:
     """Return (normed, residual stream)."""
-    if not all(isinstance(each, Tensor) for each in call.weights.matrices):
+    weights = call.weights
+    if not all(isinstance(each, Tensor) for each in (weights.o, weights.gate_up, weights.down)):
         raise UnsupportedError("post_attention (backend=reference)", got="packed weights", allowed="plain tensors")
-    return post_attention(call.attended, call.residual, call.weights, call.eps)
+    return post_attention(call.attended, call.residual, weights, call.eps)
 
 
 @outside_autocast

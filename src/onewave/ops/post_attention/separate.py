@@ -13,8 +13,7 @@ from onewave.ops.rms_norm.op import add_rms_norm
 def run(call: PostAttentionCall, choice: Choice | None = None) -> tuple[Tensor, Tensor]:
     """Return (normed, residual stream)."""
     weights = call.weights
-    projected = linear(call.attended, weights.o, weights.o_bias)
-    normed, residual = add_rms_norm(projected, call.residual, weights.post_norm, call.eps)
-    hidden = linear_swiglu(normed, weights.gate_up, weights.gate_up_bias)
-    update = linear(hidden, weights.down, weights.down_bias)
+    update = linear(call.attended, weights.o, weights.o_bias)
+    normed, residual = add_rms_norm(update, call.residual, weights.post_norm, call.eps)
+    update = linear(linear_swiglu(normed, weights.gate_up, weights.gate_up_bias), weights.down, weights.down_bias)
     return add_rms_norm(update, residual, weights.next_norm, call.eps)

@@ -101,7 +101,9 @@ def pause(signals, task, salt):
     delay((mixed >> 8) & 16383)
 
 
-class Constants(namedtuple("Constants", "DTYPE BN W S OB ACT GATED SPLIT TEST TRACE AFTER_ATTENTION", defaults=[False])):
+class Constants(
+    namedtuple("Constants", "DTYPE BN W S OB ACT GATED SPLIT TEST TRACE AFTER_ATTENTION", defaults=[False])
+):
     """The launch's constexprs; the table at the top has their meaning. AFTER_ATTENTION: whether these partitions serve
     post_attention/chain/kernel.py, whose tasks of kind 2 are tiles of the projection, whose tasks of kind 0 wait for
     their rows, too, and which rounds gates and what they gate."""

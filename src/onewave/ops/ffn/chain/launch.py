@@ -220,7 +220,9 @@ class Chain:
         state.reset(self.plan.lanes, self._budget)
         torch.cuda.synchronize(self.device)
         raise WaveStalled(
-            f"{self.what} of {self.plan.workers} workers stalled", found, next="Its results are void; the next launch works."
+            f"{self.what} of {self.plan.workers} workers stalled",
+            found,
+            next="Its results are void; the next launch works.",
         )
 
     def _stalls(self, watch: Tensor, counters: int) -> list[dict[str, object]]:

@@ -218,12 +218,11 @@ BANDS = {"row": 1, "rows": 8, "skewed": 8, "sequential": 8}
 after the next band's first, so that no block waits in between. sequential: one product after the other."""
 
 
-def in_bands(graph: TileGraph, name: str, rows: int, late: tuple[int, ...] = (0, 1)) -> Ints:
-    """The graph's tasks in an order of BANDS. late: by how many bands each stage is behind the first in "skewed"."""
+def in_bands(graph: TileGraph, name: str, rows: int) -> Ints:
+    """The graph's tasks in an order of BANDS."""
     at = coordinates(graph)
     band = at.row // rows
-    behind = np.array(late)[at.stage] * (name == "skewed")
-    first = (at.stage, band) if name == "sequential" else (band + behind, at.stage)
+    first = (at.stage, band) if name == "sequential" else (band + at.stage * (name == "skewed"), at.stage)
     return linear_extension(graph, (*first, at.split, at.column, at.row))
 
 
@@ -240,16 +239,15 @@ def band_rows(order: str) -> int | None:
     return int(number)
 
 
-def chain_order(graph: TileGraph, order: str, workers: int, late: tuple[int, ...] = (0, 1)) -> Ints:
+def chain_order(graph: TileGraph, order: str, workers: int) -> Ints:
     """The graph's tasks in an order. Raises InvalidArgumentError.
 
-    order: BANDS, "half_row", "explicit:..." with the hidden tensor's tiles, or any other of tiles.ORDERS. late: see
-    in_bands.
+    order: BANDS, "half_row", "explicit:..." with the hidden tensor's tiles, or any other of tiles.ORDERS.
     """
     name = order.partition(":")[0]
     rows = band_rows(order)
     if rows is not None:
-        return in_bands(graph, name, rows, late)
+        return in_bands(graph, name, rows)
     if order == "half_row":
         return half_row(graph)
     return clicked(graph, order) if name == "explicit" else task_order(graph, order, workers=workers)

@@ -4,15 +4,15 @@ A block is one SM, with the partitions of ffn/chain/kernel.py, and runs a queue 
 of gate and up (kind 0), of the product down (kind 1). One partition more runs a queue of its own beside it:
 
 norm      2 warps. A task is NORM_ROWS rows of the residual stream: it adds the projection's rows (kind 3) or those of
-          the product down (kind 4), normalises, and posts for the tiles that read the rows, or for nobody. It reads a
+          the product down (kind 4), normalises, and posts for the tiles that read the rows, if any. It reads a
           row twice, the second time from L1, because registers do not hold one.
 
 So norms run beside products, on warps and bandwidth that products leave idle; they are late only at the end.
 
 Bits. Every product is one chain of wgmma over K, as in linear/hopper/kernel.py. Gate and up are rounded before they are
-multiplied. A norm adds squares in the order in which rms_norm/triton_impl.py does with a row over 8 warps (4 up to 1,024
-columns): a thread has 8 neighbours of every WIDTH columns, then lanes 16, 8, 4, 2, 1 apart, then warps 4, 2, 1 apart.
-So all results are those of the separate operators, bit for bit.
+multiplied. A norm adds squares in the order of rms_norm/triton_impl.py, which has a row over 8 warps (4 up to 1,024
+columns): a thread's 8 neighbours of every 2048 (1024) columns, then lanes 16, 8, 4, 2, 1 apart, then warps 4, 2, 1
+apart. So all results are those of the separate operators, bit for bit.
 
 Why rows are visible. From TMA to a norm: as in ffn/chain/kernel.py up to the release; acquire by every lane, plain
 loads. From a norm to TMA: plain stores, fence.proxy.async, a barrier of the partition, release; acquire by the load
@@ -51,7 +51,7 @@ _STORED = gl.constexpr("fence.proxy.async; mov.u32 $0, 0;")
 
 @gluon.jit
 def stored():
-    """Order what this thread has stored before TMA loads of whoever acquires a later release."""
+    """Order what this thread has stored before TMA loads that follow the acquire of a later release."""
     gl.inline_asm_elementwise(_STORED, "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1)
 
 

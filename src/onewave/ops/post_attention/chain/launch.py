@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
 
 from onewave.gpu.launch import launch_kernel
 from onewave.ops.ffn.chain.launch import Chain, describable, is_kept, keep, rows_planned

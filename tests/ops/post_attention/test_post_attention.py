@@ -1,0 +1,83 @@
+"""post_attention without a GPU: what it means, what it refuses, what explain says of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kit.operands.random import randn
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops import PostAttentionWeights, add_rms_norm, explain, linear, post_attention, swiglu
+from onewave.ops.post_attention import measured
+from onewave.ops.post_attention.measured import Layer, Measured, fastest, table_lines
+
+H200 = Layer(4096, 4096, 14336, "bfloat16", "NVIDIA H200")
+
+
+def operands(bias: bool = False) -> tuple[Tensor, Tensor, PostAttentionWeights]:
+    o, gate_up, down = randn(128, 64, seed=1), randn(384, 128, seed=2), randn(128, 192, seed=3)
+    biases = (randn(128, seed=4), randn(384, seed=5), randn(128, seed=6)) if bias else ()
+    weights = PostAttentionWeights(o, randn(128, seed=7), gate_up, down, randn(128, seed=8), *biases)
+    return randn(5, 64, seed=9), randn(5, 128, seed=10), weights
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "separate", "reference"])
+def test_it_is_the_operators_one_after_the_other(backend: str, bias: bool) -> None:
+    attended, residual, weights = operands(bias)
+    assert isinstance(weights.o, Tensor)
+    assert isinstance(weights.gate_up, Tensor)
+    assert isinstance(weights.down, Tensor)
+    x, stream = add_rms_norm(linear(attended, weights.o, weights.o_bias), residual, weights.post_norm, 1e-5)
+    update = linear(swiglu(linear(x, weights.gate_up, weights.gate_up_bias)), weights.down, weights.down_bias)
+    expected = add_rms_norm(update, stream, weights.next_norm, 1e-5)
+    for found, right in zip(post_attention(attended, residual, weights, 1e-5, backend=backend), expected, strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "error", "words"),
+    [
+        ({}, {"backend": "wave"}, InvalidArgumentError, "backend: 'wave'"),
+        ({}, {"backend": "separate", "order": "zigzag"}, InvalidArgumentError, "order: 'zigzag'"),
+        ({}, {"backend": "reference", "policy": "rows"}, InvalidArgumentError, "policy: 'rows'"),
+        ({}, {"backend": "chain"}, UnsupportedError, "torch.float32 with"),
+        ({"down": torch.zeros(128, 191)}, {"backend": "separate"}, ShapeError, "down"),
+        ({"post_norm": torch.zeros(127)}, {"backend": "reference"}, ShapeError, "norms"),
+        ({"o": torch.zeros(128, 64, dtype=torch.float64)}, {"backend": "separate"}, UnsupportedError, "one dtype"),
+    ],
+)
+def test_what_it_can_not_take_is_refused_by_name(
+    change: dict[str, Tensor], options: dict[str, str], error: type[Exception], words: str
+) -> None:
+    attended, residual, weights = operands()
+    with pytest.raises(error, match=words):
+        post_attention(attended, residual, replace(weights, **change), 1e-5, **options)
+
+
+def test_auto_takes_one_launch_where_it_was_ahead_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (
+        Measured(H200, 1024, 100.0, 104.0, 101.0, 97.0, "a"),
+        Measured(H200, 2048, 200.0, 208.0, 199.0, 196.0, "b"),
+        Measured(H200, 4096, 400.0, 410.0, 399.0, 380.0, "c"),
+        Measured(H200, 8192, 800.0, 810.0, 799.0, 760.0, "d"),
+    )
+    monkeypatch.setattr(measured, "MEASURED", rows)
+    taken = {count: fastest(count, H200) for count in (512, 1024, 1500, 2048, 4096, 5000, 8192, 9000)}
+    assert [count for count, name in taken.items() if name == "chain"] == [1024, 4096, 5000, 8192]
+    assert fastest(4096, H200._replace(dtype="float16")) == "separate"
+    assert sum("1.050 x as fast: chain (c)" in line for line in table_lines(H200)) == 1
+    assert sum("separate (b)" in line for line in table_lines(H200._replace(gpu=None))) == 1
+
+
+def test_explain_says_what_a_named_launch_would_be() -> None:
+    found = explain("post_attention", (512, 640), (640, 640), (1280, 640), device="cuda:sm_90", backend="chain")
+    assert found.backend == "chain"
+    assert found.programs == "132"
+    assert "proved" in str(found)
+    assert explain("post_attention", (512, 640), (640, 640), (1280, 640), device="cpu").backend == "separate"
+    with pytest.raises(UnsupportedError, match="chain"):
+        explain("post_attention", (512, 640), (640, 640), (1280, 640), device="cuda:sm_80", backend="chain")
