@@ -20,9 +20,9 @@ from onewave.ops.kv_layout import pack_k, unpack_k
 from onewave.ops.linear.op import linear, linear_swiglu
 from onewave.ops.masked_multihead_attention.op import masked_multihead_attention
 from onewave.ops.merge_attention.op import merge_attention
-from onewave.ops.quantize_rows.op import quantize_rows
 from onewave.ops.post_attention.call import PostAttentionWeights
 from onewave.ops.post_attention.op import post_attention
+from onewave.ops.quantize_rows.op import quantize_rows
 from onewave.ops.rms_norm.op import add_rms_norm, rms_norm
 from onewave.ops.sampling.op import greedy
 from onewave.ops.scaled_linear.op import linear_fp8, linear_int8
@@ -54,8 +54,8 @@ __all__ = [
     "merge_attention",
     "pack_ffn",
     "pack_k",
-    "quantize_rows",
     "post_attention",
+    "quantize_rows",
     "rms_norm",
     "swiglu",
     "unpack_k",

@@ -29,8 +29,8 @@ from onewave.ops.ffn import choose as ffn
 from onewave.ops.linear import choose as linear
 from onewave.ops.masked_multihead_attention import choose as masked
 from onewave.ops.merge_attention import choose as merge_attention
-from onewave.ops.quantize_rows import choose as quantize_rows
 from onewave.ops.post_attention import choose as post_attention
+from onewave.ops.quantize_rows import choose as quantize_rows
 from onewave.ops.rms_norm import choose as rms_norm
 from onewave.ops.scaled_linear import choose as scaled_linear
 from onewave.ops.swiglu import choose as swiglu
