@@ -21,7 +21,8 @@ from onewave.wave.weights.pack import WeightStream
 # Largest difference of a correct wave's logits. Two 16-bit ways to the same logits differ by about a hundredth, a wrong
 # one by about their size.
 _MAX_DIFFERENCE = 0.05
-# The same for rounded weights, which plain operators round to 16 bits once more: as far apart as two roundings.
+# The same for rounded weights, which plain operators round to 16 bits once more: as far apart as two roundings. And for
+# a cache in 8 bits, in which a new number of the two ways may be one step of the format apart.
 _MAX_ROUNDED_DIFFERENCE = 0.1
 
 
@@ -36,7 +37,7 @@ class WaveDecoder:
     def __init__(self, model: Llama, max_num_seqs: int, *, stream: WeightStream | None = None):
         from onewave.models.decode_wave import DecodeWave
 
-        check_suited(model.config, model.dtype, model.device, max_num_seqs)
+        check_suited(model.config, model.dtype, model.device, max_num_seqs, model.kv_format.dtype)
         self._wave, self._stream, self._rows = (
             DecodeWave(model, batch=max_num_seqs, stream=stream),
             stream,
@@ -45,6 +46,7 @@ class WaveDecoder:
         self.difference = self_check(model, self._wave, max_num_seqs)
         self._wave.wave.check()
         rounded = stream is not None and isinstance(stream.weight_format, Rounding)
+        rounded |= model.kv_format.dtype is not model.dtype
         if not self.difference <= (_MAX_ROUNDED_DIFFERENCE if rounded else _MAX_DIFFERENCE):
             got = f"logits {self.difference:.1%} from the plain operators'"
             if not math.isfinite(self.difference):
@@ -75,9 +77,17 @@ class WaveDecoder:
         return torch.cat([self._wave(*part) for part in rows.split(self._rows)])
 
 
-def unsuited(config: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int) -> str | None:
-    """Why a model can't decode as one wave here, before anything is loaded; None if it can."""
+def unsuited(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_num_seqs: int,
+    kv_dtype: torch.dtype | None = None,
+) -> str | None:
+    """Why a model can't decode as one wave here, before anything is loaded; None if it can. kv_dtype: of the cache;
+    None: the model's."""
     from onewave.models.llama_plan import unsupported_because
+    from onewave.wave.launch.checks import BYTE_HEADS
     from onewave.wave.launch.launch import runs_here
 
     reason = unsupported_because(config, max_num_seqs)
@@ -87,13 +97,21 @@ def unsuited(config: ModelConfig, dtype: torch.dtype, device: torch.device, max_
         return f"{device} has not compute capability 9.0"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"{dtype}; bfloat16 or float16 run as one wave"
+    if kv_dtype not in (None, dtype) and config.head_dim not in BYTE_HEADS:
+        return f"head_dim {config.head_dim} with a KV cache in 8 bits; {BYTE_HEADS} run as one wave"
     with suppress(ModuleNotFoundError):
         if find_spec("triton.experimental.gluon") is not None:
             return None
     return "this Triton has no Gluon"
 
 
-def check_suited(config: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int) -> None:
-    reason = unsuited(config, dtype, device, max_num_seqs)
+def check_suited(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_num_seqs: int,
+    kv_dtype: torch.dtype | None = None,
+) -> None:
+    reason = unsuited(config, dtype, device, max_num_seqs, kv_dtype)
     if reason is not None:
         raise UnsupportedError("decode wave", got=reason, next='Use decode="graph".')

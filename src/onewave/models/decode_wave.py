@@ -73,7 +73,10 @@ class DecodeWave:
     def bind_cache(self, kv: KVCache) -> None:
         """Use this cache from now on; `slots` are rows of its block table. Blocks of each size are compiled for. Raises
         ShapeError."""
-        self.wave.bind_cache(kv.k, kv.v, kv.block_table)
+        scales = None
+        if kv.k_scale is not None and kv.v_scale is not None:
+            scales = torch.stack((kv.k_scale, kv.v_scale), -1).contiguous()
+        self.wave.bind_cache(kv.k, kv.v, kv.block_table, scales=scales)
 
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         """Feed one token a sequence: int64 [rows] each. Returns float32 logits [rows, vocab]."""

@@ -12,9 +12,10 @@ from kit.crowd import alone, ragged, runner_of, together
 from kit.models.tiny_decoders import BASE, random_model
 from kit.operands.on_gpu import ON_HOPPER
 from kit.operands.wave_on_gpu import on_gpu
+from onewave.engine.load.kv_format import measured_scales
 from onewave.engine.runner import ModelRunner
 from onewave.engine.wave_decode import WaveDecoder
-from onewave.memory.kv_cache import GPU_BLOCK_SIZE
+from onewave.memory.kv_cache import GPU_BLOCK_SIZE, KVFormat
 from onewave.models.batch import StepRows
 from onewave.models.config.model_config import RopeConfig
 from onewave.models.llama import Llama
@@ -30,8 +31,20 @@ def model() -> Llama:
     return on_gpu(random_model(CONFIG))
 
 
-@pytest.mark.parametrize("path", ["wave", "waves", "graph", "eager"])
-def test_requests_under_load_get_the_bits_that_each_gets_alone(model: Llama, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "kv_dtype"),
+    [
+        *[(path, None) for path in ("wave", "waves", "graph", "eager")],
+        ("wave", torch.float8_e4m3fn),
+        ("graph", torch.int8),
+    ],
+)
+def test_requests_under_load_get_the_bits_that_each_gets_alone(
+    model: Llama, path: str, kv_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kv_dtype is not None:
+        scales = measured_scales(model, list(range(64)), kv_dtype)
+        monkeypatch.setattr(model, "kv_format", KVFormat(kv_dtype, *(scale.cuda() for scale in scales)))
     asked = ragged(30, vocab_size=131, block_size=GPU_BLOCK_SIZE, max_new=150)
     rows = {"wave": 8, "waves": 3}.get(path)  # of a launch; a step of eight takes three launches of three
     given: dict[str, Any] = {"decode": path} if rows is None else {"wave": WaveDecoder(model, rows)}

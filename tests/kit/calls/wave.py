@@ -61,9 +61,9 @@ MODELS = {
 
 def step(
     model: str, batch: int, *, weights: str = "", page: int = 0, dtype: torch.dtype = torch.bfloat16,
-    traced: bool = False,
+    kv_dtype: torch.dtype | None = None, traced: bool = False,
 ) -> None:  # fmt: skip
-    """A decode step of one layer of a model. page: keys of a page."""
+    """A decode step of one layer of a model. page: keys of a page. kv_dtype: of a cache in 8 bits."""
     config = one_layer(MODELS[model])
     options = LoadOptions(dtype, _DEVICE, max_num_seqs=batch, weight_format=FORMATS[weights])
     stream = blank_stream(config, options, None)
@@ -72,9 +72,11 @@ def step(
     cache = blank.new_cache(num_slots=batch, capacity=_CAPACITY)
     if page:
         pages = _CAPACITY // page
-        k, v = (empty(1, batch * pages, config.num_kv_heads, page, config.head_dim, dtype=dtype) for _ in range(2))
+        shape = (1, batch * pages, config.num_kv_heads, page, config.head_dim)
+        k, v = (empty(*shape, dtype=kv_dtype or dtype) for _ in range(2))
         table = torch.arange(batch * pages, dtype=torch.int32, device=_DEVICE).view(batch, pages)
-        made.bind_cache(KVCache(k, v, block_table=table))
+        scales = (None if kv_dtype is None else empty(1, shape[2], dtype=torch.float32) for _ in range(2))
+        made.bind_cache(KVCache(k, v, table, *scales))
     else:
         made.bind_cache(cache)
     numbers = torch.zeros(batch, dtype=torch.int64, device=_DEVICE)
@@ -166,6 +168,11 @@ STEPS = {
     "1B 8 rows compact pages of 128": _step("1B", 8, page=128, weights="compact"),
     "8B 8 rows pages of 16": _step("8B", 8, page=16),
     "3B 8 rows pages of 256": _step("3B", 8, page=256),
+    "8B 1 row pages of 128 fp8 cache": _step("8B", 1, page=128, kv_dtype=torch.float8_e4m3fn),
+    "8B 1 row compact pages of 128 int8 cache": _step("8B", 1, page=128, weights="compact", kv_dtype=torch.int8),
+    "1B norms 16 rows pages of 128 fp8 cache": _step("1B norms", 16, page=128, kv_dtype=torch.float8_e4m3fn),
+    "1B 1 row compact pages of 128 int8 cache": _step("1B", 1, page=128, weights="compact", kv_dtype=torch.int8),
+    "8B 8 rows int4 pages of 16 fp8 cache": _step("8B", 8, weights="int4", page=16, kv_dtype=torch.float8_e4m3fn),
     "1B 1 row int8": _step("1B", 1, weights="int8"),
     "1B 2 rows int8": _step("1B", 2, weights="int8"),
     "3B 8 rows int8": _step("3B", 8, weights="int8"),

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from triton.language.core import constexpr
 from triton.runtime.jit import ConstexprFunction
@@ -32,6 +33,8 @@ from kit.numpy_gpu.numpy_memory import (
     PointerType,
     both,
     compact_numbers,
+    half_pairs,
+    key_pairs,
     listed_numbers,
     multiplied,
     nibbles,
@@ -100,6 +103,7 @@ class Gluon:
 
     int8, int16, int32, int64 = np.int8, np.int16, np.int32, np.int64
     float16, float32, bfloat16, float64 = np.float16, np.float32, np.float16, np.float64
+    float8e4nv = ml_dtypes.float8_e4m3fn
     constexpr = int
     static_range = range
     pointer_type = PointerType
@@ -161,6 +165,9 @@ class Gluon:
     def fma(self, a: Any, b: Any, c: Any) -> Array:
         exact = np.asarray(a, np.float64) * np.asarray(b, np.float64) + np.asarray(c, np.float64)
         return wrapped(exact.astype(np.float32))
+
+    def div_rn(self, a: Any, b: Any) -> Array:
+        return wrapped(np.divide(a, b, dtype=np.float32))
 
     def floor(self, x: Any) -> Array:
         return wrapped(np.floor(x))
@@ -284,7 +291,7 @@ class Gluon:
         happens_before.agents_of(parts, run_side_by_side)
 
 
-_ATTEND = "attend.combine attend.streamed attend.cached attend.publish attend.attend attend.merge"
+_ATTEND = "attend.byte_cache attend.combine attend.streamed attend.cached attend.publish attend.attend attend.merge"
 _NAMES = f"records finish {_ATTEND} exchange hand_over widen.operands widen.groups widen.wide widen.widen load kernel"
 WAVE = tuple(import_module(f"onewave.wave.kernel.{name}") for name in _NAMES.split())
 """The modules of the wave kernel."""
@@ -414,6 +421,8 @@ def _namespace(
         "nibbles": nibbles,
         "unsigned_bytes": unsigned_bytes,
         "both": both,
+        "half_pairs": half_pairs,
+        "key_pairs": key_pairs,
         "compact_numbers": compact_numbers,
         "listed_numbers": listed_numbers,
         "nanoseconds": lambda after: 0,

@@ -154,6 +154,24 @@ def both(words: Array) -> tuple[Array, ...]:
     return wrapped(raw[..., 0]), wrapped(raw[..., 1])
 
 
+def _halves_of_bytes(words: Array, KV: int) -> np.ndarray:
+    """The float16 numbers of each word's four bytes, on a last axis."""
+    raw = np.ascontiguousarray(words).view(np.int8).reshape(*words.shape, 4)
+    return (raw if KV == 1 else raw.view(ml_dtypes.float8_e4m3fn)).astype(np.float16)
+
+
+def half_pairs(words: Array, KV: int) -> tuple[Array, ...]:
+    """What byte_cache.half_pairs says in PTX."""
+    pairs = _halves_of_bytes(words, KV).view(np.int32)
+    return wrapped(pairs[..., 0]), wrapped(pairs[..., 1])
+
+
+def key_pairs(even: Array, odd: Array, KV: int) -> tuple[Array, ...]:
+    """What byte_cache.key_pairs says in PTX."""
+    pairs = np.stack((_halves_of_bytes(even, KV), _halves_of_bytes(odd, KV)), -1).view(np.int32)[..., 0]
+    return tuple(wrapped(pairs[..., number]) for number in range(4))
+
+
 def raised(words: Array, DTYPE: Any, FORMAT: int) -> Array:
     """What byte_values.raised says in PTX."""
     if FORMAT == 0 or DTYPE is np.float16:

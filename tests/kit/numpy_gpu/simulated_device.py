@@ -80,6 +80,7 @@ class Bench:
             "PAGE": 0,
             "STREAMS": 0,
             "MULTIPLIERS": program.shape.multipliers,
+            "KV": 0,
         } | constants
 
     def run(self, source: Pointer, source_stride: int, out: Pointer, out_stride: int, batch: int, **more: Any) -> None:

@@ -25,7 +25,7 @@ def executed(text: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         target, *sources = re.findall(r"\{[^}]*\}|[\w$]+", rest)
         if op == "mov.b32" and target.startswith("{"):
             parts = np.ascontiguousarray(value(sources[0])).view(np.uint16).reshape(-1, 2)
-            registers |= {name: parts[:, half] for half, name in enumerate(re.findall(r"\$\d+", target))}
+            registers |= {name: parts[:, half] for half, name in enumerate(re.findall(r"[\w$]+", target))}
             continue
         made = _made(op, [value(name) for name in sources])
         registers[target] = made if guard is None else np.where(registers[guard], made, registers[target])
@@ -36,7 +36,12 @@ def _made(op: str, sources: list[np.ndarray]) -> np.ndarray:
     """What an instruction writes."""
     if op == "mov.b32":
         return sources[0]
+    if op == "cvt.rn.f16x2.e4m3x2":
+        pairs = np.ascontiguousarray(sources[0]).view(ml_dtypes.float8_e4m3fn).reshape(-1, 2)
+        return pairs.astype(np.float16).view(np.uint32)[:, 0]
     a, b = sources[:2]
+    if op == "xor.b32":
+        return a ^ b
     if op == "shr.u32":
         return a >> b
     if op == "shl.b32":
@@ -47,14 +52,14 @@ def _made(op: str, sources: list[np.ndarray]) -> np.ndarray:
         return a == b
     if op == "selp.b32":
         return np.where(sources[2], a, b)
-    if op in ("add.rn.bf16x2", "add.rn.f16x2"):
+    if op in ("add.rn.bf16x2", "add.rn.f16x2", "sub.rn.f16x2"):
         kind = ml_dtypes.bfloat16 if op == "add.rn.bf16x2" else np.float16
         first, second = (np.ascontiguousarray(x).view(kind).astype(np.float64) for x in (a, b))
-        return (first + second).astype(kind).view(np.uint32)
+        return (first - second if op.startswith("sub") else first + second).astype(kind).view(np.uint32)
     if op == "lop3.b32":
         assert (sources[3] == 0xEA).all()  # (a and b) or c
         return a & b | sources[2]
     assert op == "prmt.b32", op
-    assert (b == 0).all()
-    assert (sources[2] == 0x2301).all()  # either half's bytes trade places
-    return np.ascontiguousarray(a).view(np.uint16).byteswap().view(np.uint32)
+    selector = int(sources[2].flat[0])
+    found = np.ascontiguousarray(np.stack((a, b), -1)).view(np.uint8)
+    return np.ascontiguousarray(found[:, [selector >> 4 * at & 7 for at in range(4)]]).view(np.uint32)[:, 0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from onewave.base.errors import ShapeError
-from onewave.wave.launch.checks import check_cache, check_sequences
+from onewave.wave.launch.checks import check_bytes, check_cache, check_sequences
 from onewave.wave.plan.operations import HeadGroups
 
 CPU = torch.device("cpu")
@@ -30,6 +30,25 @@ def test_a_cache_of_another_model_is_refused(changed: dict) -> None:
     for k, v in ((wrong, wrong), (right, wrong), (right.mT.contiguous().mT, right)):
         with pytest.raises(ShapeError, match=r"wave: caches.*both torch.bfloat16 \[2, slots or pages, 2, keys, 32\]"):
             check_cache(k, v, 2, groups, dtype=torch.bfloat16, device=CPU)
+
+
+def test_a_cache_in_8_bits_comes_with_pages_and_scales() -> None:
+    size, groups = (2, 3, 2, 16, 64), HeadGroups(heads=4, kv_heads=2, head_dim=64, splits=1)
+    table, scales = torch.zeros(1, 2, dtype=torch.int32), torch.ones(2, 2, 2)
+    right, narrow = torch.zeros(size, dtype=torch.int8), torch.zeros(*size[:4], 32, dtype=torch.int8)
+    for cache in (right, right.to(torch.float8_e4m3fn)):
+        check_cache(cache, cache, 2, groups, dtype=torch.bfloat16, device=CPU)
+        check_bytes(cache, table, scales)
+    for k, pages, given in (
+        (right, None, scales),
+        (right, table, None),
+        (right, table, scales[:1]),
+        (narrow, table, scales),
+    ):
+        with pytest.raises(ShapeError, match=r"wave: (caches|scales)"):
+            check_bytes(k, pages, given)
+    with pytest.raises(ShapeError, match="bfloat16 cache"):
+        check_bytes(right.bfloat16(), table, scales)
 
 
 def test_a_step_takes_as_many_rows_as_it_was_packed_for_and_no_more() -> None:

@@ -17,8 +17,9 @@ from onewave.bench.clock import Summary, time_calls
 from onewave.bench.engine.compiled_step import compiled_step
 from onewave.bench.engine.latency import decode_weight_bytes, kv_bytes_read
 from onewave.bench.ledger import Measurement
+from onewave.engine.load.options import NAMES_8_BITS
 from onewave.engine.load.self_check import self_check
-from onewave.memory.kv_cache import KVCache
+from onewave.memory.kv_cache import KVCache, KVFormat
 from onewave.models.batch import Batch
 from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama import MATRICES, Llama, MatrixWeight
@@ -27,14 +28,17 @@ from onewave.ops.linear import LinearWeight
 from onewave.tiles.sim.trace import Trace
 from onewave.wave.weights.pack import WeightStream
 
+# Stored numbers of a cache in 8 bits, their standard deviation.
+_SPREAD = 16
+
 
 @dataclass(frozen=True)
 class WaveResult:
     """Seconds a step. step_bytes: weights and cache that a step reads. difference: of the self-check, for the wave; for
     torch.compile's step, from the plain operators' logits, over the largest. page: keys of a page, where the cache is
     paged. weights: what the wave keeps them as, if not as they are. hops: hand-offs that a step of the wave waits for.
-    plan: a name, of another plan than the wave's own. predicted: seconds, by simulation. same_bits: whether the logits
-    are bitwise those of the wave's own plan.
+    kv_dtype: of a cache in 8 bits, by name. plan: a name, of another plan than the wave's own. predicted: seconds, by
+    simulation. same_bits: whether the logits are bitwise those of the wave's own plan.
     """
 
     path: str
@@ -45,6 +49,7 @@ class WaveResult:
     difference: float | None = None
     page: int | None = None
     weights: str | None = None
+    kv_dtype: str | None = None
     hops: int | None = None
     plan: str | None = None
     predicted: float | None = None
@@ -69,6 +74,7 @@ class WaveResult:
             "context": self.context,
             "dtype": dtype,
             "quantization": self.weights if self.weights in ROUNDINGS else None,
+            "kv_cache_dtype": self.kv_dtype or dtype,
             "compact": self.weights == COMPACT.name and self.path.startswith("wave"),
             "bytes_per_step": self.step_bytes,
             "ceiling_share": self.gigabytes_per_second / ceiling.value,
@@ -111,7 +117,17 @@ def unpacked(model: Llama) -> Llama:
     weights = model.weights
     layers = [replace(layer, **{name: plain(getattr(layer, name)) for name in MATRICES}) for layer in weights.layers]
     whole = replace(weights, layers=tuple(layers), head=plain(weights.head))
-    return Llama(model.config, whole, max_model_len=model.max_model_len)
+    found = Llama(model.config, whole, max_model_len=model.max_model_len)
+    found.kv_format = model.kv_format
+    return found
+
+
+def keep_in(model: Llama, dtype: torch.dtype | None) -> None:
+    """Have a model keep keys and values in 8 bits, of numbers around 1; None: in its dtype."""
+    if dtype is not None:
+        shape = (model.config.num_layers, model.config.num_kv_heads)
+        scales = (torch.full(shape, 1 / _SPREAD, device=model.device) for _ in range(2))
+        model.kv_format = KVFormat(dtype, *scales)
 
 
 @torch.inference_mode()
@@ -133,6 +149,9 @@ def measure_wave(
     reason = unsupported_because(model.config, batch)
     if reason is not None:
         raise UnsupportedError("bench wave", got=reason)
+    in_bytes = model.kv_format.dtype is not model.dtype
+    if in_bytes and (page is not None or case.compiled):
+        raise UnsupportedError("bench wave", got="a cache in 8 bits", allowed="without a page size and torch.compile")
     if context >= model.max_model_len:
         raise UnsupportedError("context", got=str(context), allowed=f"below {model.max_model_len}")
     wave = DecodeWave(model, batch=batch, stream=stream)
@@ -141,13 +160,16 @@ def measure_wave(
     other = unpacked(model)
     config, device = model.config, model.device
     capacity = context + 1 if page is None else (context // page + 1) * page
-    kv = model.new_cache(num_slots=batch, capacity=capacity)
-    kv.k.normal_()
-    kv.v.normal_()
+    new_cache = model.new_row_cache if in_bytes else model.new_cache
+    kv = new_cache(num_slots=batch, capacity=capacity)
+    for cache in (*kv.k, *kv.v):
+        # Numbers of about 1 times the scale that the model was given.
+        cache.copy_(torch.randn(cache.shape, device=device, dtype=model.dtype) * (_SPREAD if in_bytes else 1))
     tokens = torch.arange(batch, device=device)
     positions, slots = torch.full_like(tokens, context), torch.arange(batch, device=device)
     logits = torch.empty(batch, config.vocab_size, device=device)
-    kv_bytes = batch * kv_bytes_read(config, model.dtype, context)
+    kv_bytes = batch * kv_bytes_read(config, model.kv_format.dtype, context)
+    kv_name = NAMES_8_BITS.get(model.kv_format.dtype)
     weight_format = None if stream is None else stream.weight_format
     weight_bytes = 2 if weight_format is None else weight_format.weight_bytes
     hops = hand_offs(config, batch=batch, context=context, weight_bytes=weight_bytes)
@@ -159,7 +181,7 @@ def measure_wave(
         step_bytes = decode_weight_bytes(model.weights, unpacked=not name.startswith("wave"), stream=stream) + kv_bytes
         seconds = time_calls([call], device, reps=reps)
         named = None if weight_format is None else weight_format.name
-        return WaveResult(name, batch, context, seconds, step_bytes, weights=named, **more)
+        return WaveResult(name, batch, context, seconds, step_bytes, weights=named, kv_dtype=kv_name, **more)
 
     wave.bind_cache(kv)
     plain = Batch.decode(tokens, positions, slots)

@@ -16,7 +16,7 @@ from onewave.cli.bench.plans import time_plans
 from onewave.cli.bench.report import Reps, Results, ceiling_line, make_current, name_of, numbers, show_status
 from onewave.cli.output import table, write_file
 from onewave.cli.tiles.tables import timeline_table
-from onewave.engine.arguments import check_device, check_dtype
+from onewave.engine.arguments import check_device, check_dtype, check_kv_cache_dtype
 from onewave.wave.plan.layout import PAGES
 from onewave.weights.fetch import sources
 
@@ -39,6 +39,7 @@ def wave(
     device: options.Device = "auto",
     load_format: options.LoadFormat = "auto",
     quantization: options.Quantization = None,
+    kv_cache_dtype: options.KvCacheDtype = "auto",
     compact: options.Compact = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Write the wave's tasks with their times (the last case) here.")
@@ -75,14 +76,25 @@ def wave(
     if page_size is not None and page_size not in PAGES:
         raise InvalidArgumentError("--page-size", got=str(page_size), allowed=", ".join(map(str, PAGES)))
     find_rounding(quantization)
+    check_kv_cache_dtype(kv_cache_dtype)
+    if kv_cache_dtype != "auto" and (page_size is not None or torch_compile):
+        raise InvalidArgumentError(
+            "--kv-cache-dtype", got=f"{kv_cache_dtype} with --page-size or --torch-compile", allowed="without them"
+        )
     check_dtype(dtype)
     check_device(device)
     batches, contexts = numbers("--batch-size", batch_size, 1), numbers("--context", context)
     chosen = "dummy" if model in sources.builtin_names() else load_format
     from onewave.bench.ceilings import read_bandwidth
-    from onewave.bench.engine.wave import WaveCase, measure_wave
+    from onewave.bench.engine.wave import WaveCase, keep_in, measure_wave
     from onewave.engine.load.checkpoint import load_model
-    from onewave.engine.load.choices import check_dtype_on, choose_device, choose_dtype, choose_weight_format
+    from onewave.engine.load.choices import (
+        check_dtype_on,
+        choose_device,
+        choose_dtype,
+        choose_kv_dtype,
+        choose_weight_format,
+    )
     from onewave.engine.load.options import LoadOptions
     from onewave.engine.load.wave import load_streamed
     from onewave.memory.shortage import is_out_of_memory
@@ -102,7 +114,7 @@ def wave(
         reason = unsupported_because(config, batch)
         if reason is not None:
             raise UnsupportedError("bench wave", got=reason)
-    kind = choose_dtype(dtype, config, where)
+    kind, kv_dtype = choose_dtype(dtype, config, where), choose_kv_dtype(kv_cache_dtype, where)
     most = max(contexts) + 1
     plain: Llama | None = None
     show_status("measuring the read ceiling")
@@ -135,6 +147,7 @@ def wave(
                     notes.append(f"weights are not compact: {error.got}")
                     made = load_streamed(location, config, replace(how, weight_format=None))
                 network, stream = made.model, made.stream
+            keep_in(network, kv_dtype)
             for length in contexts:
                 show_status(f"batch {batch}, context {length}")
                 case = WaveCase(batch, length, page_size, compiled=torch_compile, traced=trace is not None)
@@ -168,6 +181,8 @@ def _table(title: str, results: list[WaveResult], ceiling: Ceiling) -> Table:
         path = result.path if result.page is None else f"{result.path} of {result.page}"
         if result.weights is not None and path.startswith("wave"):
             path += f", {result.weights} weights"
+        if result.kv_dtype is not None:
+            path += f", {result.kv_dtype} cache"
         rows.add_row(
             path,
             str(result.batch),

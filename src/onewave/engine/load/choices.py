@@ -14,7 +14,7 @@ from onewave.base.errors import InvalidArgumentError, TokenizerError, Unsupporte
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import COMPACT, WeightFormat, find_rounding, name_of
 from onewave.engine.arguments import DTYPES, EngineOptions, check_decode, check_device, whole
-from onewave.engine.load.options import LoadOptions
+from onewave.engine.load.options import NAMES_8_BITS, LoadOptions
 from onewave.weights.fetch.sources import ModelLocation, resolve
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from onewave.models.step_plan import StepPlan
 
 _WAVE_PATHS = ("auto", "wave")
-_KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 
@@ -161,7 +160,7 @@ def choose_kv_dtype(name: str, device: torch.device) -> torch.dtype | None:
     """The dtype of keys and values in 8 bits, of a checked name; None for auto. Raises UnsupportedError."""
     if name == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         raise UnsupportedError("kv_cache_dtype", got=f"'fp8' on {device}", allowed="sm_89 or newer", next="Use int8.")
-    return _KV_DTYPES.get(name)
+    return {name: dtype for dtype, name in NAMES_8_BITS.items()}.get(name)
 
 
 def choose_operand_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -140,9 +140,10 @@ def launches_of_load(config: ModelConfig, options: LoadOptions, program: WavePro
     sequences, device = options.max_num_seqs, options.device
     with launches_nowhere() as found:
         stream = sketches.blank_stream(config, options, program)
-        sketches.compile_step(config, stream, batch=sequences)
+        sketches.compile_step(config, stream, batch=sequences, kv_dtype=options.kv_dtype)
         sketches.compile_packing(stream)
         model = sketches.PlainSketch(config, stream, max_model_len=min(options.positions(config), CHECKED_CAPACITY))
+        sketches.keep_in(model, options.kv_dtype)
         _run_plainly(model, stream, sequences)
         compile_kernels(config.vocab_size, device)
     return found

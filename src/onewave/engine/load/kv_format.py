@@ -103,6 +103,6 @@ def _stored(store: WeightStore, config: ModelConfig, kind: str) -> Tensor | None
         if len(scale) not in (1, config.num_kv_heads) or not bool((scale.isfinite() & (scale > 0)).all()):
             allowed = f"1 or {config.num_kv_heads} finite numbers above 0"
             what = f"{store.tensors[name].file}: tensor {quote(name)}"
-            raise WeightsError(what, got=str(scale.tolist()[:4]), allowed=allowed)
+            raise WeightsError(what, got=str([float(number) for number in scale[:4]]), allowed=allowed)
         rows.append(scale.expand(config.num_kv_heads))
     return torch.stack(rows)

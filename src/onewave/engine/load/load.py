@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from onewave.base.errors import CapacityError, ModelError, OnewaveError, UnsupportedError
+from onewave.base.errors import CapacityError, ModelError, OnewaveError
 from onewave.engine.load.checkpoint import load_model
 from onewave.engine.load.kv_format import set_kv_format
 from onewave.engine.load.options import LoadOptions
@@ -57,18 +57,12 @@ def load(
     reason: str | None = None
     if decode == "auto" and options.insists:
         decode = "wave"  # nothing else keeps such weights
-    if options.kv_dtype is not None and decode in _WAVE_PATHS:
-        reason = f"KV cache in {options.kv_name}"
-        if decode == "wave":
-            raise UnsupportedError("decode wave", got=reason, allowed="one in 16 bits", next='Use decode="graph".')
-        _log.warning("decoding with CUDA graphs, not as one wave: %s", reason)
-        decode = "graph"
     if decode in _WAVE_PATHS:
         from onewave.engine.load.wave import load_wave
         from onewave.engine.wave_decode import unsuited
 
         if decode == "auto":
-            reason = unsuited(config, options.dtype, options.device, options.max_num_seqs)
+            reason = unsuited(config, options.dtype, options.device, options.max_num_seqs, options.kv_dtype)
             if reason is None and not options.launches_pay:
                 reason = f"a step would take {options.launches} launches; graphs take all rows at once"
         if reason is None:

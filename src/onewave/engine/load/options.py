@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from onewave.engine.text.tokenizer import Tokenizer
     from onewave.models.step_plan import StepPlan
 
+NAMES_8_BITS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+"""Dtypes of keys and values in 8 bits, by the name that LLM's kv_cache_dtype has."""
+
 
 def _default_cache_dir() -> Path:
     return Settings.from_env().cache_dir
@@ -93,8 +96,7 @@ class LoadOptions:
     @property
     def kv_name(self) -> str:
         """What keys and values are kept in: a name that LLM's kv_cache_dtype has, or the model's dtype."""
-        names = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
-        return str(self.dtype).removeprefix("torch.") if self.kv_dtype is None else names[self.kv_dtype]
+        return str(self.dtype).removeprefix("torch.") if self.kv_dtype is None else NAMES_8_BITS[self.kv_dtype]
 
     def positions(self, config: ModelConfig) -> int:
         """Positions with rotary angles."""

@@ -60,9 +60,16 @@ def self_check(model: Llama, wave: Step, sequences: int) -> float:
     blocks = ours.table_of(slots)[slots, positions // ours.block_size].long()
     at = positions % ours.block_size
     for mine, plain in ((ours.k, theirs.k), (ours.v, theirs.v)):
-        pairs.append((mine[:, blocks, :, at].float(), plain[:, blocks, :, at].float()))
+        pairs.append((_cells(mine, blocks, at), _cells(plain, blocks, at)))
     found_errors = [_difference(a, b) for a, b in pairs]
     return float("inf") if any(math.isnan(error) for error in found_errors) else max(found_errors)
+
+
+def _cells(cache: Tensor, blocks: Tensor, at: Tensor) -> Tensor:
+    """The numbers of some keys in every layer, float32. blocks, at: int64 [keys]."""
+    # PyTorch can't index float8 everywhere; its bytes it can.
+    words = cache.view(torch.uint8) if cache.itemsize == 1 else cache
+    return words[:, blocks, :, at].view(cache.dtype).float()
 
 
 def _difference(a: Tensor, b: Tensor) -> float:

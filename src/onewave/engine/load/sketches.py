@@ -17,6 +17,7 @@ from onewave.base.weight_formats import Rounding, WeightFormat
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.streamed import layer_matrices
 from onewave.gpu.compile_pool import done_by
+from onewave.memory.kv_cache import KVFormat
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights, MatrixWeight
@@ -109,10 +110,18 @@ def blank_stream(config: ModelConfig, options: LoadOptions, program: WaveProgram
     return _NoWeights(program, options.dtype, options.device, options.weight_format)
 
 
+def keep_in(model: Llama, kv_dtype: torch.dtype | None) -> None:
+    """Have a sketch keep keys and values in 8 bits; None: in its dtype."""
+    if kv_dtype is not None:
+        shape = (model.config.num_layers, model.config.num_kv_heads)
+        model.kv_format = KVFormat(kv_dtype, *(torch.ones(shape, device=model.device) for _ in range(2)))
+
+
 @torch.inference_mode()
-def compile_step(config: ModelConfig, stream: WeightStream, *, batch: int) -> None:
-    """Launch a blank stream's step."""
+def compile_step(config: ModelConfig, stream: WeightStream, *, batch: int, kv_dtype: torch.dtype | None = None) -> None:
+    """Launch a blank stream's step. kv_dtype: of the cache; None: the stream's."""
     model = sketch(one_layer(config), stream)
+    keep_in(model, kv_dtype)
     wave = DecodeWave(model, batch=batch, stream=stream)
     wave.bind_cache(model.new_row_cache(num_slots=batch, capacity=_CAPACITY))
     numbers = torch.zeros(batch, dtype=torch.int64, device=stream.device)

@@ -15,6 +15,7 @@ from onewave.base.weight_formats import COMPACT, NESTED, MixedFormat, mixed
 from onewave.engine.load.checkpoint import open_parts
 from onewave.engine.load.first_load import plan_and_compile
 from onewave.engine.load.kept import dequantised_types, kept_format, stream_kept
+from onewave.engine.load.kv_format import set_kv_format
 from onewave.engine.load.load import in_short
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import load_program, program_path, save_program
@@ -37,7 +38,7 @@ def load_wave(location: ModelLocation, config: ModelConfig, options: LoadOptions
 
     Raises what load_model and WaveDecoder raise.
     """
-    check_suited(config, options.dtype, options.device, options.max_num_seqs)
+    check_suited(config, options.dtype, options.device, options.max_num_seqs, options.kv_dtype)
     # Kernels are launched on the current device, which need not be the model's.
     with torch.cuda.device(options.device) if options.device.type == "cuda" else nullcontext():
         kept = _kept(location, config, options)
@@ -95,6 +96,7 @@ def _load_wave(location: ModelLocation, config: ModelConfig, options: LoadOption
     total = _matrix_bytes(config, options.weight_bytes)
     with byte_progress("Packing for one wave", total, enabled=options.progress) as report:
         made = load_streamed(location, config, options, report)
+        set_kv_format(made.model, location, options)
         with options.times.phase("self-check"):
             wave = WaveDecoder(made.model, options.max_num_seqs, stream=made.stream)
     # Not rounded ones, which are there to save memory.

@@ -61,6 +61,7 @@ SCALE        scale of attention scores
 PAGE         keys of a KV block (16 to 256, a power of two; 0: one run of rows a sequence)
 STREAMS      whether cached keys come through the ring (0, 1)
 MULTIPLIERS  multiply partitions (1, 2)
+KV           numbers of the cache (0: DTYPE, 1: int8, 2: fp8 e4m3; not 0: PAGE > 0 and D 64 or 128)
 """
 
 from __future__ import annotations
@@ -312,7 +313,7 @@ def wave_kernel(
     TEST: gl.constexpr, TRACE: gl.constexpr, XW: gl.constexpr, XREGS: gl.constexpr, LREGS: gl.constexpr,
     D: gl.constexpr, GP: gl.constexpr, CH: gl.constexpr, MERGE_WORDS: gl.constexpr, KSPLITS: gl.constexpr,
     QKNORM: gl.constexpr, EPS: gl.constexpr, SCALE: gl.constexpr, PAGE: gl.constexpr, STREAMS: gl.constexpr,
-    MULTIPLIERS: gl.constexpr, MREGS: gl.constexpr,
+    MULTIPLIERS: gl.constexpr, MREGS: gl.constexpr, KV: gl.constexpr,
 ):  # fmt: skip
     """Run every thread block's steps once. The parameters are flat, as a launch passes them.
 
@@ -333,7 +334,7 @@ def wave_kernel(
         DTYPE=DTYPE, FORMAT=FORMAT, IMAGES=IMAGES, NB=NB, R=R, G=G, S=S, XS=XS, PC=PC, SPLITS=SPLITS, ACT=ACT,
         GATED=GATED, SYNC=SYNC, FLIGHT=FLIGHT, HELD=HELD, TEST=TEST, TRACE=TRACE, XW=XW, D=D, GP=GP, CH=CH,
         MERGE_WORDS=MERGE_WORDS, KSPLITS=KSPLITS, QKNORM=QKNORM, EPS=EPS, SCALE=SCALE, PAGE=PAGE, STREAMS=STREAMS,
-        MULTIPLIERS=MULTIPLIERS,
+        MULTIPLIERS=MULTIPLIERS, KV=KV,
     )  # fmt: skip
     N: gl.constexpr = 64 // R * NB
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)

@@ -12,7 +12,7 @@ from collections import namedtuple
 
 class Constants(namedtuple("Constants", (
     "DTYPE FORMAT IMAGES NB R G S XS PC SPLITS ACT GATED SYNC FLIGHT HELD TEST TRACE XW D GP CH MERGE_WORDS KSPLITS "
-    "QKNORM EPS SCALE PAGE STREAMS MULTIPLIERS"
+    "QKNORM EPS SCALE PAGE STREAMS MULTIPLIERS KV"
 ))):  # fmt: skip
     """The launch's constexprs. kernel.py has their table."""
 

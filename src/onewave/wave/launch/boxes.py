@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from onewave.wave.plan.layout import BLOCK_KEYS, TILE_BYTES, TileShape
@@ -21,15 +22,18 @@ def rows_box(matrix: Tensor, rows: int, *, swizzle: int) -> Any:
 def keys_box(cache: Tensor) -> Any:
     """Describe tiles of keys, or of values, of a contiguous cache [layers, slots, kv_heads, capacity, head_dim].
 
-    The cache is rows of 64 values. A box has 16 rows of each of 8 groups of 16 keys: with head_dim 128, 8 keys of each.
+    The cache is rows of 128 bytes. A box has 16 rows of each of 8 groups of 16 keys: with head_dim 128 and 16 bits, 8
+    keys of each; 8 rows where a group has no more.
     """
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    group = 16 * cache.shape[-1]
-    rows = (cache.numel() - 7 * group) // 64  # from which 7 groups more follow
-    groups = cache.as_strided((8, rows, 64), (group, 64, 1))
-    return TensorDescriptor.from_tensor(groups, [8, 16, 64], gl.NVMMASharedLayout(128, 16, 3))
+    group, across = 16 * cache.shape[-1], 128 // cache.itemsize
+    rows = (cache.numel() - 7 * group) // across  # from which 7 groups more follow
+    words = cache.view(torch.int8) if cache.itemsize == 1 else cache
+    groups = words.as_strided((8, rows, across), (group, across, 1))
+    box = [8, min(16, group // across), across]
+    return TensorDescriptor.from_tensor(groups, box, gl.NVMMASharedLayout(128, 8 * cache.itemsize, 3))
 
 
 def streams_keys(cache: Tensor, shape: TileShape) -> bool:

@@ -9,17 +9,40 @@ from onewave.base.errors import InvalidArgumentError, ShapeError
 from onewave.wave.plan.layout import PAGES
 from onewave.wave.plan.operations import HeadGroups
 
+BYTE_NUMBERS = {torch.int8: 1, torch.float8_e4m3fn: 2}
+"""Dtypes of a cache in 8 bits: the kernel's KV."""
+BYTE_HEADS = (64, 128)
+"""Head dimensions of such a cache."""
+
 
 def check_cache(
     k: Tensor, v: Tensor, layers: int, groups: HeadGroups, *, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Check the caches of a decode step: a model's layers and heads, slots or pages. Raises ShapeError."""
+    """Check the caches of a decode step: a model's layers and heads, slots or pages. dtype: they may be of, beside
+    int8 and float8_e4m3fn. Raises ShapeError."""
     kinds = {(tensor.dtype, tensor.device) for tensor in (k, v)}
     fits = k.ndim == 5 and (k.shape[0], k.shape[2], k.shape[4]) == (layers, groups.kv_heads, groups.head_dim)
-    if not fits or k.shape != v.shape or kinds != {(dtype, device)} or not (k.is_contiguous() and v.is_contiguous()):
+    known = len(kinds) == 1 and k.device == device and k.dtype in (dtype, *BYTE_NUMBERS)
+    if not fits or k.shape != v.shape or not known or not (k.is_contiguous() and v.is_contiguous()):
         got = " and ".join(f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}" for tensor in (k, v))
         shape = f"[{layers}, slots or pages, {groups.kv_heads}, keys, {groups.head_dim}]"
-        raise ShapeError("wave: caches", got=got, allowed=f"both {dtype} {shape} on {device}, contiguous")
+        raise ShapeError("wave: caches", got=got, allowed=f"both {dtype} {shape} on {device}, contiguous; or in 8 bits")
+
+
+def check_bytes(k: Tensor, table: Tensor | None, scales: Tensor | None) -> None:
+    """Check what comes with a cache that check_cache accepts: scales and pages with 8 bits. Raises ShapeError."""
+    if k.dtype not in BYTE_NUMBERS:
+        if scales is not None:
+            raise ShapeError("wave: scales", got=f"with a {k.dtype} cache", allowed="int8, float8_e4m3fn")
+        return
+    if table is None or k.shape[4] not in BYTE_HEADS:
+        got = f"{k.dtype}, head_dim {k.shape[4]}, {'no ' if table is None else ''}block table"
+        raise ShapeError("wave: caches", got=got, allowed=f"8 bits with a block table, head_dim of {BYTE_HEADS}")
+    shape = (k.shape[0], k.shape[2], 2)
+    fits = scales is not None and scales.shape == shape and scales.dtype is torch.float32 and scales.device == k.device
+    if scales is None or not fits or not scales.is_contiguous():
+        got = "none" if scales is None else f"{scales.dtype} {tuple(scales.shape)} on {scales.device}"
+        raise ShapeError("wave: scales", got=got, allowed=f"float32 {shape} on {k.device}, contiguous")
 
 
 def check_sequences(

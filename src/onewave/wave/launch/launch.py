@@ -14,7 +14,14 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.base.settings import Settings
 from onewave.tiles.sim.trace import Trace
 from onewave.wave.launch.boxes import keys_box, rows_box, streams_keys
-from onewave.wave.launch.checks import check_cache, check_entries, check_pages, check_sequences
+from onewave.wave.launch.checks import (
+    BYTE_NUMBERS,
+    check_bytes,
+    check_cache,
+    check_entries,
+    check_pages,
+    check_sequences,
+)
 from onewave.wave.launch.state import LaunchState
 from onewave.wave.launch.watch import measured_trace, stalls
 from onewave.wave.plan.layout import BLOCK_KEYS, POINTERS, TOGETHER
@@ -125,8 +132,8 @@ class Wave:
         self._key_boxes = (self._weights_box, self._weights_box)
         self._states: dict[int, LaunchState] = {}
         self._last: torch.cuda.Stream | None = None
-        # Keys, values, block table, rotary angles.
-        self._bound: tuple[Tensor, Tensor, Tensor | None, Tensor] | None = None
+        # Keys, values, block table, rotary angles, scales.
+        self._bound: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None] | None = None
         self._graphs = self._new_state()
         self._no_trace = torch.zeros(4, dtype=torch.int32, device=device)
         # The first launch may be on another stream than the one that made weights, records and lanes.
@@ -150,25 +157,31 @@ class Wave:
             "PAGE": 0,
             "STREAMS": 0,
             "MULTIPLIERS": program.shape.multipliers,
+            "KV": 0,
         }
 
-    def bind_cache(self, k: Tensor, v: Tensor, table: Tensor | None = None) -> None:
+    def bind_cache(self, k: Tensor, v: Tensor, table: Tensor | None = None, *, scales: Tensor | None = None) -> None:
         """Use these caches from now on: both [layers, slots, kv_heads, capacity, head_dim], contiguous.
 
         table: int32 [slots, blocks a slot], rows contiguous, on the device. Then the caches are [layers, blocks,
         kv_heads, page, head_dim], page a power of two from 16 to 256, and a slot's key i is key i % page of KV block
         table[slot, i // page]. Entries may change between launches; those that a launch reads or writes must be valid
-        when it starts. Results are bitwise those of a plain cache. Do not call while a graph that has recorded a step
-        is replayed: it is not waited for. Raises ShapeError.
+        when it starts. Results are bitwise those of a plain cache.
+        scales: of int8 and float8_e4m3fn caches, which need a table: float32 [layers, kv_heads, 2], what a stored
+        number of keys and of values is multiplied by.
+        Do not call while a graph that has recorded a step is replayed: it is not waited for. Raises ShapeError.
         """
         setup = self._attention
         assert setup is not None
         check_cache(k, v, setup.layers, setup.groups, dtype=setup.embedding.dtype, device=self.device)
         if table is not None:
             check_pages(k, v, table)
+        check_bytes(k, table, scales)
         # Its address is read until the next cache is bound.
         rotary = setup.rotary(k.shape[3] * (1 if table is None else table.shape[1]))
-        layer_stride, slot_stride, head_stride = (k.stride(dim) // 2 for dim in range(3))
+        layer_stride, slot_stride, head_stride = (k.stride(dim) * k.itemsize // 4 for dim in range(3))
+        if scales is not None:
+            scales = torch.cat((scales, 1.0 / scales), -1)
         places = LaunchPlaces(
             embedding=_address(setup.embedding),
             rotary=_address(rotary),
@@ -180,21 +193,21 @@ class Wave:
             k_norm=_address(setup.k_norm),
             layer_stride=layer_stride,
             slot_stride=slot_stride,
-            head_stride=head_stride,
+            head_stride=head_stride if scales is None else _address(scales),  # byte_cache.py
             stream=_address(self._stream),
             scales=_address(self._scales),
             gains=_address(setup.gains),
             table=_address(table),
             table_stride=0 if table is None else table.stride(0),
         )
-        self._constants["PAGE"] = 0 if table is None else k.shape[3]
+        self._constants |= {"PAGE": 0 if table is None else k.shape[3], "KV": BYTE_NUMBERS.get(k.dtype, 0)}
         streams = streams_keys(k, self.program.shape) and (table is None or self._streams_pages(k.shape[3]))
         resources = kernel_resources(
             self.program.shape, setup.groups.head_dim, paged=table is not None, streams=streams
         )
         self._constants |= resources | {"STREAMS": int(streams)}
         self._key_boxes = (keys_box(k), keys_box(v)) if streams else (self._weights_box, self._weights_box)
-        self._bound = (k, v, table, rotary)
+        self._bound = (k, v, table, rotary, scales)
         # After the last launch, which reads it. Blocking, from pageable memory: the next may be on another stream.
         if self.device.type == "cuda":
             self._after_last()
@@ -217,7 +230,7 @@ class Wave:
         check_sequences(tokens, positions, slots, logits, max_rows=max_rows, vocab=vocab, device=self.device)
         if self._bound is None:
             raise InvalidArgumentError("wave: decode", got="no cache", next="Call bind_cache first.")
-        k, _, table, _ = self._bound
+        k, _, table, *_ = self._bound
         if table is None or not Settings.from_env().debug or torch.cuda.is_current_stream_capturing():
             return
         check_entries(table, k.shape[1], k.shape[3], slots, positions)

@@ -10,8 +10,8 @@ the block _AHEAD of it is prefetched to L2.
 
 Registers: keys and values as operands, scores, sums (float32, online softmax base 2). Operands never pass through
 shared memory: a thread loads 16 bytes of a key or a value, and the product's inner index (for values, its columns) is
-ordered as the threads hold them; queries use the same order. Shared memory: queries, the new key and value, maxima and
-sums.
+ordered as the threads hold them; queries use the same order. Numbers of 8 bits are widened there (byte_cache.py).
+Shared memory: queries, the new key and value, maxima and sums.
 
 The new key is no warp's, so 512 cached keys make two splits of two rounds, not of three. A short sequence is one split
 and is finished here. combine.py merges splits; with MERGE_WORDS > 0 they are published in 16 bits, and product steps
@@ -24,6 +24,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
+from onewave.wave.kernel.attend.byte_cache import (
+    cache_scale,
+    half_pairs,
+    key_pairs,
+    pair_as_stored,
+    stored_dim,
+)
 from onewave.wave.kernel.attend.cached import (
     base_of,
     blocks_pages,
@@ -78,8 +85,10 @@ def attention_memory(c):
 def queries_and_new(step, site, task, angles, c):
     """Poll the group's queries (rows 0 to GP - 1) and, if has_new, the new key (row GP) and value (row GP + 1).
 
-    All but the value are normalised and rotated (half-split pairs), in float32, then rounded to DTYPE. angles: pointer
-    to the position's cosines and sines. Returns 16-bit pairs as words, [rows, D / 2].
+    All but the value are normalised and rotated (half-split pairs), in float32, then rounded to DTYPE; with a cache in
+    8 bits queries to float16, and key and value to what it holds. angles: pointer to the position's cosines and sines.
+    Returns 16-bit pairs as words, [rows, D / 2], and what the cache takes of key and value: the same, or as many pairs
+    of bytes.
     """
     record = step.record
     D: gl.constexpr = c.D
@@ -124,10 +133,26 @@ def queries_and_new(step, site, task, angles, c):
         b0 = b0 * scale * gain2
         b1 = b1 * scale * gain3
     is_value = (row == GP + 1) & (pair >= 0)
-    turned = bits16(a0 * cos0 - b0 * sin0, c.DTYPE) | (bits16(a1 * cos1 - b1 * sin1, c.DTYPE) << 16)
-    and_upper = bits16(b0 * cos0 + a0 * sin0, c.DTYPE) | (bits16(b1 * cos1 + a1 * sin1, c.DTYPE) << 16)
-    both = gl.join(gl.where(is_value, lower, turned), gl.where(is_value, upper, and_upper))
-    return gl.reshape(gl.permute(both, (0, 2, 1)), [ROWS, D // 2])
+    if c.KV == 0:
+        turned = bits16(a0 * cos0 - b0 * sin0, c.DTYPE) | (bits16(a1 * cos1 - b1 * sin1, c.DTYPE) << 16)
+        and_upper = bits16(b0 * cos0 + a0 * sin0, c.DTYPE) | (bits16(b1 * cos1 + a1 * sin1, c.DTYPE) << 16)
+        both = gl.join(gl.where(is_value, lower, turned), gl.where(is_value, upper, and_upper))
+        words = gl.reshape(gl.permute(both, (0, 2, 1)), [ROWS, D // 2])
+        return words, words
+    else:
+        of_key, of_value = cache_scale(record, step.places, 2, c), cache_scale(record, step.places, 3, c)
+        inverse = gl.where(is_value, of_value, of_key)
+        is_new = (row >= GP) & (pair >= 0)
+        v0, v1 = to_float(lower, c.DTYPE)
+        w0, w1 = to_float(upper, c.DTYPE)
+        t0 = gl.where(is_value, v0, a0 * cos0 - b0 * sin0)
+        t1 = gl.where(is_value, v1, a1 * cos1 - b1 * sin1)
+        u0 = gl.where(is_value, w0, b0 * cos0 + a0 * sin0)
+        u1 = gl.where(is_value, w1, b1 * cos1 + a1 * sin1)
+        lower, lower_bytes = pair_as_stored(t0, t1, is_new, inverse, c.KV)
+        upper, upper_bytes = pair_as_stored(u0, u1, is_new, inverse, c.KV)
+        words = gl.reshape(gl.permute(gl.join(lower, upper), (0, 2, 1)), [ROWS, D // 2])
+        return words, gl.reshape(gl.permute(gl.join(lower_bytes, upper_bytes), (0, 2, 1)), [ROWS, D // 2])
 
 
 @gluon.jit
@@ -144,14 +169,14 @@ def attend(step, site, memory, ring, streamed, xs, c):
     split = record_word(record, WORD.SLICE)
     if (b < step.sequences.batch) & (split < splits):
         layer = record_word(record, WORD.LAYER)
-        rows = rows_of_cache(record, step.sequences, step.places, c.PAGE)
+        rows = rows_of_cache(record, step.sequences, step.places, c)
         projected = step.sets.current + record_word(record, WORD.SOURCE) + b * record_word(record, WORD.SOURCE_STRIDE)
         task = SplitTask(
             rows=rows, projected=projected, begin=begin, end=end, position=position, has_new=split == splits - 1,
             layer=layer,
         )  # fmt: skip
         attend_keys(step, site, task, memory, ring, record_word(record, WORD.COMES) + streamed, xs, c)
-        low, high, lse = merge_warps(memory, xs, c)
+        low, high, lse = merge_warps(memory, xs, step, c)
         if splits == 1:
             publish_whole(step, low, high, c)
         else:
@@ -164,7 +189,7 @@ def attend(step, site, memory, ring, streamed, xs, c):
         clear_unused(step, 0, c)
     tiles = 0
     if c.STREAMS:
-        tiles = whole_blocks(begin, end) * tiles_of_block(c.D)
+        tiles = whole_blocks(begin, end) * tiles_of_block(stored_dim(c.D, c.KV))
     return tiles
 
 
@@ -187,7 +212,7 @@ def prefetch_split(record, sequences, places, c):
     b = record_word(record, WORD.SEQUENCE)
     position, begin, end, splits = keys_of_split(record, sequences, c.MERGE_WORDS)
     if (b < sequences.batch) & (begin < end):
-        rows = rows_of_cache(record, sequences, places, c.PAGE)
+        rows = rows_of_cache(record, sequences, places, c)
         blocks = whole_blocks(begin, end)
         rest = begin + blocks * (c.XW * _KEYS)
         pages = lines_pages(rows, rest, end, c.XW * _KEYS, c)
@@ -200,9 +225,11 @@ def prefetch_split(record, sequences, places, c):
 
 
 @gluon.jit
-def inner_order(words, ROWS: gl.constexpr, D: gl.constexpr):
+def inner_order(words, ROWS: gl.constexpr, D: gl.constexpr, KV: gl.constexpr):
     """Reorder rows of words [ROWS, D / 2] by the inner index that a thread's packets of keys have in the product."""
-    return gl.reshape(gl.permute(gl.reshape(words, [ROWS, D // 32, 4, 4]), (0, 1, 3, 2)), [ROWS, D // 2])
+    PACKET: gl.constexpr = 8 if KV else 4  # words of 16 bytes of a key
+    named = gl.reshape(words, [ROWS, D // (8 * PACKET), 4, PACKET])
+    return gl.reshape(gl.permute(named, (0, 1, 3, 2)), [ROWS, D // 2])
 
 
 @gluon.jit
@@ -218,8 +245,12 @@ def keys_operand(words, KW: gl.constexpr, B: gl.constexpr, c):
     """Lay keys out as operand B of queries times keys, [XW, D, KW]."""
     D: gl.constexpr = c.D
     XW: gl.constexpr = c.XW
-    named = gl.permute(gl.reshape(words, [XW, KW, D // 32, 4, 4]), (0, 1, 2, 4, 3))
-    both = gl.reshape(values16(gl.reshape(named, [XW, KW, D // 2]), c.DTYPE), [XW, KW, D])
+    named = gl.permute(gl.reshape(words, [XW, KW, stored_dim(D, c.KV) // 32, 4, 4]), (0, 1, 2, 4, 3))
+    if c.KV:
+        first, second = half_pairs(named, c.KV)
+        named = gl.permute(gl.join(first, second), (0, 1, 2, 3, 5, 4))
+    both = values16(gl.reshape(named, [XW, KW, D // 2]), gl.float16 if c.KV else c.DTYPE)
+    both = gl.reshape(both, [XW, KW, D])
     return gl.convert_layout(gl.permute(both, (0, 2, 1)), B)
 
 
@@ -228,10 +259,22 @@ def values_operand(words, KW: gl.constexpr, A: gl.constexpr, c):
     """Lay values out as operand A of values times weights, [XW, D, KW], its rows ordered as in merge_warps."""
     D: gl.constexpr = c.D
     XW: gl.constexpr = c.XW
-    LOW: gl.constexpr = min(4, D // 16)
-    HIGH: gl.constexpr = D // (16 * LOW)
-    both = values16(gl.reshape(words, [XW, KW, HIGH, 8, LOW]), c.DTYPE)
-    return gl.convert_layout(gl.reshape(gl.permute(both, (0, 2, 4, 5, 3, 1)), [XW, D, KW]), A)
+    if c.KV == 0:
+        LOW: gl.constexpr = min(4, D // 16)
+        HIGH: gl.constexpr = D // (16 * LOW)
+        both = values16(gl.reshape(words, [XW, KW, HIGH, 8, LOW]), c.DTYPE)
+        return gl.convert_layout(gl.reshape(gl.permute(both, (0, 2, 4, 5, 3, 1)), [XW, D, KW]), A)
+    else:
+        WORDS: gl.constexpr = min(4, D // 32)
+        RUNS: gl.constexpr = D // (32 * WORDS)
+        pairs = gl.permute(gl.reshape(words, [XW, KW // 2, 2, D // 4]), (0, 1, 3, 2))
+        even, odd = gl.split(pairs)
+        first, second, third, fourth = key_pairs(even, odd, c.KV)
+        # [.., word, its value's lower bit, upper bit]
+        values = gl.join(gl.join(first, second), gl.join(third, fourth))
+        both = values16(gl.reshape(values, [XW, KW // 2, RUNS, 8, WORDS, 2, 2]), gl.float16)
+        named = gl.permute(both, (0, 2, 4, 6, 5, 3, 1, 7))
+        return gl.convert_layout(gl.reshape(named, [XW, D, KW]), A)
 
 
 @gluon.jit
@@ -259,12 +302,15 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
     fresh = memory.fresh
     KW: gl.constexpr = _KEYS
     ROWS: gl.constexpr = max(4, GP * 2)
-    LK: gl.constexpr = key_words(KW, D, XW)
-    LV: gl.constexpr = value_words(KW, D, XW)
+    STORED: gl.constexpr = stored_dim(D, c.KV)
+    TYPE: gl.constexpr = gl.float16 if c.KV else c.DTYPE
+    LK: gl.constexpr = key_words(KW, STORED, XW)
+    LV: gl.constexpr = value_words(KW, STORED, XW)
     ACC: gl.constexpr = product(XW)
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     B: gl.constexpr = gl.DotOperandLayout(1, ACC, 2)
     BLOCK: gl.constexpr = XW * KW
+    HALF: gl.constexpr = tiles_of_block(STORED) // 2
     blocks = whole_blocks(begin, end)
     rest = begin + blocks * BLOCK
     at = rest
@@ -283,11 +329,11 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
     in_pages = 0
     if PAGE > 0:
         page = page_of(rows.table, task.position, task.has_new, PAGE)
-        in_pages = words_to(rows.table, page, task.position, D, PAGE)
+        in_pages = words_to(rows.table, page, task.position, STORED, PAGE)
     angles = place_pointer(step.places, PLACE.ROTARY, gl.float32) + task.position * D
-    words = queries_and_new(step, site, task, angles, c)
+    words, kept = queries_and_new(step, site, task, angles, c)
     some = queries._reinterpret(gl.int32, [16 // ROWS, ROWS, D // 2], query_rows(4, D))
-    some.index(0).store(inner_order(words, ROWS, D))
+    some.index(0).store(inner_order(words, ROWS, D, c.KV))
     plain = fresh._reinterpret(gl.int32, [16 // ROWS, ROWS, D // 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     plain.index(0).store(words)
     if task.has_new:
@@ -297,13 +343,18 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
         new_k, new_v = base_of(rows, PLACE.KEYS, PAGE), base_of(rows, PLACE.VALUES, PAGE)
         target = gl.where((row == GP) & (word >= 0), new_k, new_v)
         if PAGE > 0:
-            target = target + in_pages + word
+            target = target + in_pages + (0 if c.KV else word)
         else:
             target = target + task.position * (D // 2) + word
         writes = (record_word(step.record, WORD.APPENDS) > 0) & (step.withheld == 0)
-        gl.store(target, words, mask=((row == GP) | (row == GP + 1)) & (word >= 0) & writes)
+        mask = ((row == GP) | (row == GP + 1)) & (word >= 0) & writes
+        if c.KV == 0:
+            gl.store(target, words, mask=mask)
+        else:
+            gl.store(target.to(gl.pointer_type(gl.int16)) + word, kept.to(gl.int16), mask=mask)
     gl.thread_barrier()
-    memory.newest.store(new_scores(fresh, task.has_new, c))
+    factor = score_factor(step, c)
+    memory.newest.store(new_scores(fresh, task.has_new, factor, c))
     LS: gl.constexpr = first_rows(gl.zeros([XW, 16, KW], gl.float32, ACC), KW, XW).type.layout
     number = gl.expand_dims(numbers(KW, XW, gl.SliceLayout(1, LS)), 1)
     peak = gl.full([XW, 8], float("-inf"), gl.float32, gl.SliceLayout(2, LS))
@@ -311,26 +362,26 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
     acc = gl.zeros([XW, D, 8], gl.float32, ACC)
     if c.STREAMS:
         if (rest >= end) & (blocks > 0):
-            k_words = from_ring(ring, tile, LK, key_rows(D, XW), KW, c)
-            v_words = from_ring(ring, tile + D // 64, LV, value_rows(D, XW), KW, c)
+            k_words = from_ring(ring, tile, LK, key_rows(STORED, XW), KW, c)
+            v_words = from_ring(ring, tile + HALF, LV, value_rows(STORED, XW), KW, c)
             release_keys(ring, tile, c)
-            tile += tiles_of_block(D)
+            tile += 2 * HALF
             at = begin
             coming = begin + BLOCK
     left = end - at  # keys in this block and after it
     while left > 0:
         # Loaded for every block: at head_dim 128 they would not fit the registers.
-        q = queries._reinterpret(c.DTYPE, [16, D], query_rows(8, D)).load(gl.SliceLayout(0, A))
-        q, every_warp = gl.broadcast(q[None, :, :], gl.zeros([XW, 16, D], c.DTYPE, A))
+        q = queries._reinterpret(TYPE, [16, D], query_rows(8, D)).load(gl.SliceLayout(0, A))
+        q, every_warp = gl.broadcast(q[None, :, :], gl.zeros([XW, 16, D], TYPE, A))
         if c.STREAMS == 0:
             prefetch_keys(rows, ahead, coming + (_AHEAD - 1) * BLOCK, rest, BLOCK, c)
         k = keys_operand(k_words, KW, B, c)
         score = mma_v2(q, k, gl.zeros([XW, 16, KW], gl.float32, ACC))
-        score = first_rows(score, KW, XW) * (c.SCALE * 1.4426950408889634)
+        score = scaled(first_rows(score, KW, XW), factor, c)
         # Keys and values are loaded as soon as their registers are free: both together would not fit at head_dim 128.
         if c.STREAMS:
             if coming < rest:
-                k_words = from_ring(ring, tile, LK, key_rows(D, XW), KW, c)
+                k_words = from_ring(ring, tile, LK, key_rows(STORED, XW), KW, c)
         else:
             k_words = load_keys(rows, pages, coming, rest, PLACE.KEYS, KW, LK, c)
         score = gl.where(number < left, score, float("-inf"))
@@ -341,13 +392,13 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
         mass = mass * fade + gl.sum(weight, axis=2)
         # Transposed, so that the heads are the narrow side and the weights' registers the operand's.
         v = values_operand(v_words, KW, A, c)
-        p = gl.convert_layout(gl.permute(weight.to(c.DTYPE), (0, 2, 1)), B)
+        p = gl.convert_layout(gl.permute(weight.to(TYPE), (0, 2, 1)), B)
         acc = mma_v2(v, p, acc * gl.convert_layout(fade, gl.SliceLayout(1, ACC))[:, None, :])
         if c.STREAMS:
             if coming < rest:
-                v_words = from_ring(ring, tile + D // 64, LV, value_rows(D, XW), KW, c)
+                v_words = from_ring(ring, tile + HALF, LV, value_rows(STORED, XW), KW, c)
                 release_keys(ring, tile, c)
-                tile += tiles_of_block(D)
+                tile += 2 * HALF
         else:
             v_words = load_keys(rows, pages, coming, rest, PLACE.VALUES, KW, LV, c)
             pages = blocks_pages(rows, coming + BLOCK, rest, KW, LK, c)
@@ -362,26 +413,46 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
 
 
 @gluon.jit
-def new_scores(fresh, has_new, c):
+def score_factor(step, c):
+    """What makes scores, base 2, of products of queries and cached keys; 1 of 16-bit ones, see `scaled`."""
+    if c.KV == 0:
+        return 1.0
+    else:
+        return cache_scale(step.record, step.places, 0, c) * (c.SCALE * 1.4426950408889634)
+
+
+@gluon.jit
+def scaled(products, factor, c):
+    """Scores, base 2, from products of queries and keys. factor: score_factor."""
+    if c.KV == 0:
+        return products * (c.SCALE * 1.4426950408889634)
+    else:
+        return products * factor
+
+
+@gluon.jit
+def new_scores(fresh, has_new, factor, c):
     """Score the new key with each of 8 heads, base 2; -inf for all without one."""
     D: gl.constexpr = c.D
+    TYPE: gl.constexpr = gl.float16 if c.KV else c.DTYPE
     L2: gl.constexpr = gl.BlockedLayout([1, max(1, D // 64)], [1, 32], [c.XW, 1], [1, 0])
     rows = fresh._reinterpret(gl.int32, [2, 8, D // 2], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    q_low, q_high = to_float(rows.index(0).load(L2), c.DTYPE)
-    k_low, k_high = to_float(fresh.index(c.GP).load(gl.SliceLayout(0, L2)), c.DTYPE)
-    score = gl.sum(q_low * k_low[None, :] + q_high * k_high[None, :], axis=1) * (c.SCALE * 1.4426950408889634)
+    q_low, q_high = to_float(rows.index(0).load(L2), TYPE)
+    k_low, k_high = to_float(fresh.index(c.GP).load(gl.SliceLayout(0, L2)), TYPE)
+    score = scaled(gl.sum(q_low * k_low[None, :] + q_high * k_high[None, :], axis=1), factor, c)
     return gl.where(has_new, score, float("-inf"))
 
 
 @gluon.jit
-def merge_warps(memory, xs, c):
+def merge_warps(memory, xs, step, c):
     """Merge the warps' results and the new key's, in float32.
 
     Returns each head's even and odd values, [8, D / 2], and its log2-sum-exp2, [8].
     """
     D: gl.constexpr = c.D
     XW: gl.constexpr = c.XW
-    LOW: gl.constexpr = min(4, D // 16)
+    TYPE: gl.constexpr = gl.float16 if c.KV else c.DTYPE
+    LOW: gl.constexpr = min(8, D // 16) if c.KV else min(4, D // 16)
     HIGH: gl.constexpr = D // (16 * LOW)
     L3: gl.constexpr = merged_words(D, XW)
     part = xs._reinterpret(gl.float32, [XW, 8, D], warps_rows(D)).load(L3)
@@ -393,10 +464,17 @@ def merge_warps(memory, xs, c):
     own = gl.exp2(score - finite)
     mass = gl.sum(memory.masses.load(gl.SliceLayout(2, L3)) * weight, axis=0) + own
     total = gl.sum(part * weight[:, :, None], axis=0)
-    inverse = gl.convert_layout(1.0 / mass, gl.SliceLayout(1, gl.SliceLayout(0, L3)))
+    inverse = 1.0 / mass
+    if c.KV:
+        v_scale = cache_scale(step.record, step.places, 1, c)
+        inverse = inverse * v_scale
+    inverse = gl.convert_layout(inverse, gl.SliceLayout(1, gl.SliceLayout(0, L3)))
     named = gl.reshape(total * inverse[:, None], [8, HIGH, LOW, 2, 8])
     low, high = gl.split(gl.reshape(gl.permute(named, (0, 1, 4, 2, 3)), [8, D // 2, 2]))
     LW: gl.constexpr = low.type.layout
-    share = gl.convert_layout(own / mass, gl.SliceLayout(1, LW))[:, None]
-    new_low, new_high = to_float(memory.fresh.index(c.GP + 1).load(gl.SliceLayout(0, LW)), c.DTYPE)
+    share = own / mass
+    if c.KV:
+        share = share * v_scale
+    share = gl.convert_layout(share, gl.SliceLayout(1, LW))[:, None]
+    new_low, new_high = to_float(memory.fresh.index(c.GP + 1).load(gl.SliceLayout(0, LW)), TYPE)
     return low + share * new_low[None, :], high + share * new_high[None, :], finite + gl.log2(mass)

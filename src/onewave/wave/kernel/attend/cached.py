@@ -14,6 +14,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from onewave.wave.kernel.attend.byte_cache import stored_dim
 from onewave.wave.kernel.parameters import CacheRows
 from onewave.wave.kernel.records import place_pointer, place_word, record_word
 from onewave.wave.kernel.spin import prefetch_lines
@@ -27,7 +28,7 @@ def page_bits(page) -> int:
 
 
 @gluon.jit
-def rows_of_cache(step_record, sequences, places, PAGE: gl.constexpr):
+def rows_of_cache(step_record, sequences, places, c):
     """Find the keys and values of a task's sequence, layer and KV head: CacheRows.
 
     With pages: words from page 0 instead of pointers, and the block table's row with `places`: attention has no
@@ -35,7 +36,7 @@ def rows_of_cache(step_record, sequences, places, PAGE: gl.constexpr):
     """
     slot = gl.load(sequences.slots + record_word(step_record, WORD.SEQUENCE))
     layer = record_word(step_record, WORD.LAYER)
-    if PAGE == 0:
+    if c.PAGE == 0:
         in_cache = (
             layer * place_word(places, PLACE.LAYER_STRIDE)
             + slot * place_word(places, PLACE.SLOT_STRIDE)
@@ -46,7 +47,10 @@ def rows_of_cache(step_record, sequences, places, PAGE: gl.constexpr):
         return CacheRows(k=k_rows, v=v_rows, table=(0, 0))
     else:
         in_cache = layer * place_word(places, PLACE.LAYER_STRIDE)
-        in_cache += record_word(step_record, WORD.KV_HEAD) * place_word(places, PLACE.HEAD_STRIDE)
+        if c.KV == 0:
+            in_cache += record_word(step_record, WORD.KV_HEAD) * place_word(places, PLACE.HEAD_STRIDE)
+        else:
+            in_cache += record_word(step_record, WORD.KV_HEAD) * (c.PAGE * stored_dim(c.D, c.KV) // 2)
         row = place_pointer(places, PLACE.TABLE, gl.int32) + slot * place_word(places, PLACE.TABLE_STRIDE)
         return CacheRows(k=in_cache, v=in_cache, table=(row, places))
 
@@ -70,7 +74,7 @@ def page_of(table, number, wanted, PAGE: gl.constexpr):
 
 @gluon.jit
 def words_to(table, page, number, D: gl.constexpr, PAGE: gl.constexpr):
-    """Words from page 0 to the key `number`, which is in `page`: int64."""
+    """Words from page 0 to the key `number`, which is in `page`: int64. D: stored_dim."""
     row, places = table
     page_words = gl.multiple_of(place_word(places, PLACE.SLOT_STRIDE), 16)
     return page.to(gl.int64) * page_words + (number & (PAGE - 1)) * (D // 2)
@@ -98,14 +102,15 @@ def numbers(KW: gl.constexpr, XW: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def load_keys(rows, pages, begin, end, WHERE: gl.constexpr, KW: gl.constexpr, LAYOUT: gl.constexpr, c):
-    """Load XW * KW rows of a cache from `begin` on: words [XW, KW, D / 2], zeros from `end` on.
+    """Load XW * KW rows of a cache from `begin` on: words [XW, KW, D / 2], zeros from `end` on, D being stored_dim.
 
     pages: blocks_pages of these rows. WHERE: as in base_of.
     """
-    word = gl.arange(0, c.D // 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
+    D: gl.constexpr = stored_dim(c.D, c.KV)
+    word = gl.arange(0, D // 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, None, :]
     number = begin + gl.expand_dims(numbers(KW, c.XW, gl.SliceLayout(2, LAYOUT)), 2)
     if c.PAGE == 0:
-        at = number.to(gl.int64) * (c.D // 2) + word
+        at = number.to(gl.int64) * (D // 2) + word
     else:
         LW: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))
         first_page, last_page = pages
@@ -113,7 +118,7 @@ def load_keys(rows, pages, begin, end, WHERE: gl.constexpr, KW: gl.constexpr, LA
         last_page = gl.convert_layout(last_page, LW)[:, None][:, :, None]
         first = begin + gl.arange(0, c.XW, layout=LW)[:, None][:, :, None] * KW
         page = gl.where((number ^ first) < c.PAGE, first_page, last_page)
-        at = words_to(rows.table, page, number, c.D, c.PAGE) + word
+        at = words_to(rows.table, page, number, D, c.PAGE) + word
     # Past L1: a row may be newer than a line that an earlier launch left there.
     return gl.load(base_of(rows, WHERE, c.PAGE) + at, mask=number < end, other=0, cache_modifier=".cg")
 
@@ -124,7 +129,8 @@ def lines_pages(rows, begin, end, KEYS: gl.constexpr, c):
     if c.PAGE == 0:
         return 0
     else:
-        number = begin + first_key_of_lines(KEYS * c.D // 64, c.D, c.XW)
+        D: gl.constexpr = stored_dim(c.D, c.KV)
+        number = begin + first_key_of_lines(KEYS * D // 64, D, c.XW)
         return page_of(rows.table, number, number < end, c.PAGE)
 
 
@@ -141,16 +147,17 @@ def prefetch_keys(rows, pages, begin, end, KEYS: gl.constexpr, c):
 
     pages: lines_pages of them.
     """
-    LINES: gl.constexpr = KEYS * c.D // 64
+    D: gl.constexpr = stored_dim(c.D, c.KV)
+    LINES: gl.constexpr = KEYS * D // 64
     L2: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [2, c.XW // 2], [1, 0])
     k_rows = base_of(rows, PLACE.KEYS, c.PAGE)
     v_rows = base_of(rows, PLACE.VALUES, c.PAGE)
     which = gl.arange(0, 2, layout=gl.SliceLayout(1, L2))[:, None]
     line = gl.arange(0, LINES, layout=gl.SliceLayout(0, L2))[None, :]
     if c.PAGE == 0:
-        word = begin * (c.D // 2) + line * 32
-        prefetch_lines(gl.where(which == 0, k_rows + word, v_rows + word), (word < end * (c.D // 2)) & (which >= 0))
+        word = begin * (D // 2) + line * 32
+        prefetch_lines(gl.where(which == 0, k_rows + word, v_rows + word), (word < end * (D // 2)) & (which >= 0))
     else:
-        number = begin + first_key_of_lines(LINES, c.D, c.XW)
-        word = words_to(rows.table, pages, number, c.D, c.PAGE) + line * 32 % max(32, c.D // 2)
+        number = begin + first_key_of_lines(LINES, D, c.XW)
+        word = words_to(rows.table, pages, number, D, c.PAGE) + line * 32 % max(32, D // 2)
         prefetch_lines(gl.where(which == 0, k_rows + word, v_rows + word), (number < end) & (which >= 0))

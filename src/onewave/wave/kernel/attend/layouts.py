@@ -57,7 +57,8 @@ def product(warps: int) -> Any:
 
 @gluon.constexpr_function
 def key_words(keys: int, dim: int, warps: int) -> Any:
-    """The layout of keys, words [warps, keys, dim / 2]: 4 lanes load 64 neighbouring bytes of a key, a warp 8 keys."""
+    """The layout of keys, words [warps, keys, dim / 2]: 4 lanes load 64 neighbouring bytes of a key, a warp 8 keys.
+    dim, here and below: byte_cache.stored_dim."""
     words = dim // 2
     return gl.DistributedLinearLayout(
         reg_bases=[*bits(2, 1, 4), *bits(1, 8, keys), *bits(2, 16, words)],
@@ -103,14 +104,14 @@ def in_tile(layout: Any, keys: int, dim: int) -> Any:
 @gluon.constexpr_function
 def key_rows(dim: int, warps: int) -> Any:
     """The layout of a ring tile's keys that matches key_words; with head_dim 128 a tile has 8 of each warp's 16."""
-    keys = 1024 // dim
+    keys = min(16, 1024 // dim)
     return in_tile(key_words(keys, dim, warps), keys, dim)
 
 
 @gluon.constexpr_function
 def value_rows(dim: int, warps: int) -> Any:
     """The layout of a ring tile's values that matches value_words."""
-    keys = 1024 // dim
+    keys = min(16, 1024 // dim)
     return in_tile(value_words(keys, dim, warps), keys, dim)
 
 

@@ -1,7 +1,8 @@
 """Cached keys and values in the weight stream: an attention task's whole blocks of keys come through the ring.
 
 A block is the 128 keys that the exchange partition's warps multiply at a time, 16 a warp. With head_dim 64 it takes a
-tile of keys and a tile of values; with 128 two of each, the first with 8 keys of each warp. The tiles lie in the ring
+tile of keys and a tile of values; with 128 two of each, the first with 8 keys of each warp. In 8 bits heads of 128 take
+one of each, and heads of 64 half of one. The tiles lie in the ring
 before the weight tile that the task's record names (Word.COMES), so the stream goes on at full speed while attention
 runs. Their number follows from the sequence's length. The load partition brings them, the exchange partition reads them
 and frees their slots, the multiply partition skips them. The exchange partition itself loads the keys left over, less
@@ -20,18 +21,33 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from onewave.wave.kernel.attend.byte_cache import stored_dim
 from onewave.wave.kernel.attend.combine import split_of_keys
 from onewave.wave.kernel.words import PLACE, RECORD_SIZE, WORD
-from onewave.wave.plan.layout import BLOCK_KEYS, TILE_BYTES
+from onewave.wave.plan.layout import BLOCK_KEYS
 
 _BLOCK = gl.constexpr(BLOCK_KEYS)
-_TILE = gl.constexpr(TILE_BYTES)
 
 
 @gluon.constexpr_function
 def tiles_of_block(dim) -> int:
-    """Tiles of the ring that a block's keys and values take."""
+    """Tiles of the ring that a block's keys and values take. dim: stored_dim."""
     return 2 * max(1, dim // 64)
+
+
+@gluon.constexpr_function
+def tile_rows(dim) -> int:
+    """Rows of 64 16-bit values, 128 bytes, of a block's tile. dim: stored_dim."""
+    return min(BLOCK_KEYS, BLOCK_KEYS * dim // 64)
+
+
+@gluon.jit
+def rows_of(keys, D: gl.constexpr):
+    """Rows of 64 16-bit values that so many keys take. D: stored_dim."""
+    if D >= 64:
+        return keys * (D // 64)
+    else:
+        return keys // (64 // D)
 
 
 @gluon.jit
@@ -62,7 +78,7 @@ def tiles_of_keys(record, further, before, sequences, c):
     """
     if further == 0:
         begin, blocks = blocks_of(record, sequences, c)
-        before = blocks * tiles_of_block(c.D)
+        before = blocks * tiles_of_block(stored_dim(c.D, c.KV))
     return before
 
 
@@ -92,7 +108,10 @@ def keys_of_task(task, row, blocks, steps, sequences, c):
         slot = gl.load(sequences.slots + sequence, mask=sequence < sequences.batch, other=0)
         if c.PAGE == 0:
             words += slot * gl.load(places + PLACE.SLOT_STRIDE)
-        words += gl.load(record + WORD.KV_HEAD) * gl.load(places + PLACE.HEAD_STRIDE)
+        if c.KV == 0:
+            words += gl.load(record + WORD.KV_HEAD) * gl.load(places + PLACE.HEAD_STRIDE)
+        else:
+            words += gl.load(record + WORD.KV_HEAD) * (c.PAGE * stored_dim(c.D, c.KV) // 2)
         row = (words // 32).to(gl.int32)
         if c.PAGE == 0:
             row += begin * (c.D // 64)
@@ -112,7 +131,7 @@ def entry_of_task(task, entry, steps, sequences, c):
             sequence = gl.load(record + WORD.SEQUENCE)
             slot = gl.load(sequences.slots + sequence, mask=sequence < sequences.batch, other=0)
             number = (slot * gl.load(places + PLACE.TABLE_STRIDE)).to(gl.int32) + begin // c.PAGE
-            row = begin % c.PAGE * (c.D // 64)
+            row = rows_of(begin % c.PAGE, stored_dim(c.D, c.KV))
     return number, row
 
 
@@ -123,8 +142,11 @@ def stream_keys(cached, row, blocks, entry, ring, tile, c):
     cached: KeyStream (boxes.keys_box). row: as keys_of_task. entry: as entry_of_task. tile: number of the ring's next
     tile.
     """
-    HALVES: gl.constexpr = c.D // 64
-    BLOCK_ROWS: gl.constexpr = _BLOCK * HALVES
+    D: gl.constexpr = stored_dim(c.D, c.KV)
+    HALVES: gl.constexpr = max(1, D // 64)
+    TILE_ROWS: gl.constexpr = tile_rows(D)
+    BLOCK_ROWS: gl.constexpr = TILE_ROWS * HALVES
+    PAGE_ROWS: gl.constexpr = c.PAGE * D // 64
     first = row
     if c.PAGE > 0:
         number, in_page = entry
@@ -142,20 +164,23 @@ def stream_keys(cached, row, blocks, entry, ring, tile, c):
             landed = tile - AHEAD
             if landed >= 0:
                 mbarrier.wait(ring.full.index(landed % c.S), (landed // c.S) & 1)
-        mbarrier.expect(ring.full.index(slot), _TILE)
+        mbarrier.expect(ring.full.index(slot), TILE_ROWS * 128)
         if c.PAGE == 0:
             at = row + piece // (2 * HALVES) * BLOCK_ROWS + piece % HALVES * 16
         else:
             if piece % (2 * HALVES) == 0:
                 first = row + page * page_rows + in_page
                 in_page += BLOCK_ROWS
-                if in_page == c.PAGE * HALVES:
+                if in_page == PAGE_ROWS:
                     in_page = 0
                     entries += 1
                     page = gl.load(entries, mask=piece + 2 * HALVES < blocks * (2 * HALVES), other=0)
             at = first + piece % HALVES * 16
         place = tiles.index(slot * (tiles.shape[0] // c.S))
-        box = place._reinterpret(c.DTYPE, [8, 16, 64], gl.NVMMASharedLayout(128, 16, 3))
+        if c.KV == 0:
+            box = place._reinterpret(c.DTYPE, [8, 16, 64], gl.NVMMASharedLayout(128, 16, 3))
+        else:
+            box = place._reinterpret(gl.int8, [8, TILE_ROWS // 8, 128], gl.NVMMASharedLayout(128, 8, 3))
         if piece // HALVES % 2 == 0:
             tma.async_copy_global_to_shared(cached.k_box, [0, at, 0], ring.full.index(slot), box)
         else:
@@ -166,27 +191,30 @@ def stream_keys(cached, row, blocks, entry, ring, tile, c):
 
 @gluon.jit
 def from_ring(ring, tile, LAYOUT: gl.constexpr, ROWS: gl.constexpr, KW: gl.constexpr, c):
-    """Load a block's keys, or its values, from the ring once they have landed: words [XW, KW, D / 2] in LAYOUT.
+    """Load a block's keys, or its values, from the ring once they have landed: words [XW, KW, D / 2] in LAYOUT, D being
+    stored_dim.
 
     tile: number of the first tile. ROWS: layout of a tile's words as they lie there.
     """
-    if c.D == 64:
-        words = gl.reshape(tile_from_ring(ring, tile, ROWS, c), [c.XW, KW, c.D // 2])
+    D: gl.constexpr = stored_dim(c.D, c.KV)
+    if D <= 64:
+        words = gl.reshape(tile_from_ring(ring, tile, ROWS, c), [c.XW, KW, D // 2])
     else:
-        first = gl.reshape(tile_from_ring(ring, tile, ROWS, c), [c.XW, KW // 2, c.D // 2])
-        second = gl.reshape(tile_from_ring(ring, tile + 1, ROWS, c), [c.XW, KW // 2, c.D // 2])
-        words = gl.reshape(gl.permute(gl.join(first, second), (0, 3, 1, 2)), [c.XW, KW, c.D // 2])
+        first = gl.reshape(tile_from_ring(ring, tile, ROWS, c), [c.XW, KW // 2, D // 2])
+        second = gl.reshape(tile_from_ring(ring, tile + 1, ROWS, c), [c.XW, KW // 2, D // 2])
+        words = gl.reshape(gl.permute(gl.join(first, second), (0, 3, 1, 2)), [c.XW, KW, D // 2])
     return gl.convert_layout(words, LAYOUT, assert_trivial=True)
 
 
 @gluon.jit
 def tile_from_ring(ring, tile, ROWS: gl.constexpr, c):
-    """Load a tile's words from the ring once it has landed: [128, 32] in ROWS."""
+    """Load a tile's words from the ring once it has landed: [tile_rows, 32] in ROWS."""
     slot = tile % c.S
     mbarrier.wait(ring.full.index(slot), (tile // c.S) & 1)
     tiles = ring.places[0]
     place = tiles.index(slot * (tiles.shape[0] // c.S))
-    return place._reinterpret(gl.int32, [128, 32], gl.NVMMASharedLayout(128, 32, 2)).load(ROWS)
+    TILE_ROWS: gl.constexpr = tile_rows(stored_dim(c.D, c.KV))
+    return place._reinterpret(gl.int32, [TILE_ROWS, 32], gl.NVMMASharedLayout(128, 32, 2)).load(ROWS)
 
 
 @gluon.jit
@@ -194,6 +222,6 @@ def release_keys(ring, tile, c):
     """Free the slots of a block once its keys and values are in registers. tile: number of the first tile."""
     fence_async_shared()
     gl.thread_barrier()
-    for at in gl.static_range(tiles_of_block(c.D)):
+    for at in gl.static_range(tiles_of_block(stored_dim(c.D, c.KV))):
         mbarrier.arrive(ring.empty.index((tile + at) % c.S), count=1)
     gl.thread_barrier()
