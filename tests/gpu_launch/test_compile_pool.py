@@ -9,14 +9,17 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kit.lanes import slow
 from kit.paths import PYTHONPATH
 from kit.processes import python
+from onewave.gpu import compile_pool
 from onewave.gpu.compile_pool import _launcher_beside, begin_first_launch, processes
 
 
@@ -122,7 +125,7 @@ def test_without_another_thread_a_kernel_is_compiled_all_the_same(monkeypatch: p
         assert stages["llir"]("module", {}) == "module"
 
 
-@pytest.mark.parametrize("because", ["of other threads", "it uses CUDA"])
+@pytest.mark.parametrize("because", ["of other threads", slow("it uses CUDA")])
 def test_a_process_that_can_not_be_forked_spawns_others_which_do_not_run_its_script(
     because: str, tmp_path: Path
 ) -> None:
@@ -138,6 +141,23 @@ with processes(2) as pool:
     print(pool.submit(abs, -3).result(), len(pool._processes), multiprocessing.active_children() != [])
 """)
     assert python(str(script)) == "3 2 True\n"
+
+
+@pytest.mark.parametrize(("threads", "uses_cuda", "way"), [(1, False, "fork"), (1, True, "spawn"), (2, False, "spawn")])
+def test_processes_are_forked_from_one_thread_that_does_not_use_cuda(
+    threads: int, uses_cuda: bool, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def executor(count: int, context: Any, **options: Any) -> Any:
+        asked.append(context.get_start_method())
+        return nullcontext(SimpleNamespace(submit=lambda job: None))
+
+    monkeypatch.setattr(compile_pool, "ProcessPoolExecutor", executor)
+    monkeypatch.setattr(threading, "active_count", lambda: threads)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: uses_cuda)
+    with processes(2):
+        assert asked == [way]
 
 
 def test_a_daemon_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:

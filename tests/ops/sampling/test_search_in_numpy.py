@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from kit.lanes import slow
 from kit.numpy_gpu.gluon_in_numpy import Fault, Memory, function, launch
 from kit.numpy_gpu.numpy_memory import wrapped
 from onewave.ops.sampling import RowParameters, draw_impl, rounds_impl, sample, search_impl
@@ -133,11 +134,13 @@ LIMITS = {
 }
 
 
+@pytest.mark.parametrize("turn", [0, slow(1)])
 @pytest.mark.parametrize(("kind", "blocks"), [*((kind, 3) for kind in LOGITS), ("ties", 1), ("flat", 1)])
-def test_tokens_are_those_of_the_sampler(kind: str, blocks: int) -> None:
-    """All limits and numbers side by side, one row each, of the same logits."""
-    draws = [words for words in LIMITS.values() for _ in UNIFORM]
-    uniform = list(UNIFORM) * len(LIMITS)
+def test_tokens_are_those_of_the_sampler(kind: str, blocks: int, turn: int) -> None:
+    """All limits side by side, one row each, of the same logits; each pair of a kind, a limit and a number."""
+    draws = list(LIMITS.values())
+    first = turn + list(LOGITS).index(kind) + blocks // 2
+    uniform = [UNIFORM[(first + number) % 2] for number in range(len(draws))]
     logits = LOGITS[kind].repeat(len(draws), axis=0)
     assert drawn(logits, draws, uniform, blocks) == expected(logits, draws, uniform)
 
