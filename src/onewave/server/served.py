@@ -67,8 +67,8 @@ class Served:
         )
 
 
-def served_of(request: Request) -> Served:
-    """The app's Served, as a FastAPI dependency."""
+async def served_of(request: Request) -> Served:
+    """The app's Served, as a FastAPI dependency; a plain function would run in another thread."""
     served = request.app.state.served
     assert isinstance(served, Served)
     return served

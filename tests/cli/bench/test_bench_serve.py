@@ -15,7 +15,7 @@ pytest.importorskip("fastapi", reason="the server needs onewave[serve]")
 from kit.ledgers import read_ledger
 from kit.serving import NAME, serve_in_thread, tiny_llm
 from onewave.bench.serve.client import Endpoint
-from onewave.bench.serve.load import Answer, Level, Limits, _take, run_level
+from onewave.bench.serve.load import Answer, Level, Limits, _take, ask, run_level
 from onewave.bench.serve.workload import Workload
 
 SMALL = ("--input-len", "9", "--output-len", "6", "--vocab-size", "200")
@@ -65,6 +65,27 @@ def test_tokens_without_a_text_are_timed_and_an_end_without_a_token_is_not(texts
         reason = "length" if at == len(texts) - 1 else None
         _take(answer, {"choices": [{"index": 0, "text": text, "finish_reason": reason}]}, 1.0 + at)
     assert len(answer.times) == deltas
+
+
+def test_clients_use_their_connections_again(url, monkeypatch):
+    opened, real = [], asyncio.open_connection
+
+    async def opening(*arguments, **named):
+        opened.append(await real(*arguments, **named))
+        return opened[-1]
+
+    monkeypatch.setattr(asyncio, "open_connection", opening)
+    workload = Workload(NAME, input_len=9, output_len=6, vocab_size=200)
+
+    async def ask_twice():
+        async with Endpoint.parse(url).kept_open() as endpoint:
+            answers = [await ask(endpoint, workload, talk) for talk in workload.conversations(2, "a")]
+            opened[0][1].close()
+            answers += [await ask(endpoint, workload, talk) for talk in workload.conversations(1, "b")]
+        assert [answer.error for answer in answers] == [None] * 3
+
+    asyncio.run(ask_twice())
+    assert len(opened) == 2  # another only where the first was closed
 
 
 def test_chat_repeats_what_was_said(onewave, url):

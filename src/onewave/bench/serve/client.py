@@ -1,4 +1,4 @@
-"""The least of an HTTP client that a load needs: one request a connection, answers as server-sent events.
+"""The least of an HTTP client that a load needs: connections that are used again, answers as server-sent events.
 
 General clients take so long for an event that with 64 streams they would measure themselves.
 """
@@ -9,8 +9,9 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
-from typing import Any
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError, shown
@@ -23,9 +24,17 @@ class RequestFailed(OnewaveError):
     """A request that the server refused, or whose connection broke."""
 
 
+class _Connection(NamedTuple):
+    """One to a server."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server is. base: the path before /v1. timeout: seconds that a whole request may take."""
+    """Where a server is. base: the path before /v1. timeout: seconds that a whole request may take. idle: connections
+    whose last answer has been read; None: each request has one of its own."""
 
     host: str
     port: int
@@ -33,6 +42,7 @@ class Endpoint:
     tls: bool
     api_key: str | None = None
     timeout: float = 600.0
+    idle: list[_Connection] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def parse(cls, url: str, api_key: str | None = None, *, timeout: float = 600.0) -> Endpoint:
@@ -50,6 +60,16 @@ class Endpoint:
         tls = parts.scheme == "https"
         base = parts.path.rstrip("/").removesuffix("/v1")
         return cls(host, port or (443 if tls else 80), base, tls, api_key, timeout)
+
+    @asynccontextmanager
+    async def kept_open(self) -> AsyncGenerator[Endpoint]:
+        """Yield the same with connections that are used again, until the end."""
+        kept = replace(self, idle=[])
+        try:
+            yield kept
+        finally:
+            for connection in kept.idle or ():
+                connection.writer.close()
 
     async def get(self, path: str) -> Any:
         """Return the JSON at a path. Raises RequestFailed."""
@@ -79,29 +99,40 @@ class Endpoint:
 
     async def _parts(self, method: str, path: str, body: Any) -> AsyncGenerator[bytes]:
         """The parts of a good answer's body, as they come."""
-        writer: asyncio.StreamWriter | None = None
+        connection: _Connection | None = None
+        request = self._request(method, path, body)
         try:
-            context = ssl.create_default_context() if self.tls else None
-            reader, writer = await asyncio.open_connection(self.host, self.port, ssl=context, limit=_MAX_HEAD_BYTES)
-            writer.write(self._request(method, path, body))
-            head = await reader.readuntil(b"\r\n\r\n")
+            connection, head = await self._ask(request)
             status, headers = _parsed(head)
             if status != 200:
-                text = b"".join([part async for part in _body(reader, headers)])
+                text = b"".join([part async for part in _body(connection.reader, headers)])
                 raise RequestFailed(self._at(path), got=f"status {status}: {message_of(text)}")
-            async for part in _body(reader, headers):
+            async for part in _body(connection.reader, headers):
                 yield part
+            if self.idle is not None and headers.get("connection", "").lower() != "close":
+                self.idle.append(connection)
+                connection = None
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
             got = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise RequestFailed(self._at(path), got=got, next="Is the server there?") from error
         finally:
-            if writer is not None:
-                writer.close()
+            if connection is not None:
+                connection.writer.close()
+
+    async def _ask(self, request: bytes) -> tuple[_Connection, bytes]:
+        """Send a request, on an idle connection where one still lives; return it and the answer's head."""
+        while self.idle:
+            with suppress(ConnectionError, EOFError):  # closed meanwhile
+                return await _sent(self.idle.pop(), request)
+        context = ssl.create_default_context() if self.tls else None
+        opened = await asyncio.open_connection(self.host, self.port, ssl=context, limit=_MAX_HEAD_BYTES)
+        return await _sent(_Connection(*opened), request)
 
     def _request(self, method: str, path: str, body: Any) -> bytes:
         content = b"" if body is None else json.dumps(body).encode()
         host = f"[{self.host}]" if ":" in self.host else self.host
-        lines = [f"{method} {self.base}{path} HTTP/1.1", f"Host: {host}:{self.port}", "Connection: close"]
+        lines = [f"{method} {self.base}{path} HTTP/1.1", f"Host: {host}:{self.port}"]
+        lines += ["Connection: close"] if self.idle is None else []
         if body is not None:
             lines += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
         if self.api_key is not None:
@@ -110,6 +141,15 @@ class Endpoint:
 
     def _at(self, path: str) -> str:
         return f"http{'s' if self.tls else ''}://{self.host}:{self.port}{self.base}{path}"
+
+
+async def _sent(connection: _Connection, request: bytes) -> tuple[_Connection, bytes]:
+    try:
+        connection.writer.write(request)
+        return connection, await connection.reader.readuntil(b"\r\n\r\n")
+    except BaseException:
+        connection.writer.close()
+        raise
 
 
 def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
@@ -126,6 +166,8 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncG
     if "chunked" in headers.get("transfer-encoding", "").lower():
         while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
             yield (await reader.readexactly(size + 2))[:-2]
+        while await reader.readuntil(b"\r\n") != b"\r\n":  # trailers
+            pass
     elif "content-length" in headers:
         yield await reader.readexactly(int(headers["content-length"]))
     else:

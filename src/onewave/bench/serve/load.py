@@ -177,17 +177,18 @@ async def run_level(
         for conversation in waiting:
             await converse(conversation)
 
-    began = time.perf_counter()
-    if level.rate is None:
-        await asyncio.gather(*(client() for _ in range(level.clients or 1)))
-    else:
-        draw, tasks = random.Random(f"{workload.seed} arrivals"), list[asyncio.Task[None]]()
-        at = began
-        for conversation in waiting:
-            at += draw.expovariate(level.rate)
-            await asyncio.sleep(max(0.0, at - time.perf_counter()))
-            tasks.append(asyncio.create_task(converse(conversation)))
-        await asyncio.gather(*tasks)
+    async with endpoint.kept_open() as endpoint:  # as clients' libraries do
+        began = time.perf_counter()
+        if level.rate is None:
+            await asyncio.gather(*(client() for _ in range(level.clients or 1)))
+        else:
+            draw, tasks = random.Random(f"{workload.seed} arrivals"), list[asyncio.Task[None]]()
+            at = began
+            for conversation in waiting:
+                at += draw.expovariate(level.rate)
+                await asyncio.sleep(max(0.0, at - time.perf_counter()))
+                tasks.append(asyncio.create_task(converse(conversation)))
+            await asyncio.gather(*tasks)
     done = [answer for answer in answers if answer.error is None]
     if not done:
         raise OnewaveError("bench serve", got=answers[0].error if answers else "no request")
