@@ -262,6 +262,11 @@ def _team() -> _Team:
     return _Team(Settings.from_env().num_threads)
 
 
+def num_threads() -> int:
+    """Return how many threads a job has, the caller's included."""
+    return _team().num_threads
+
+
 if hasattr(os, "register_at_fork"):
     # A forked child has no workers, and its state may be that of another thread's job.
     os.register_at_fork(after_in_child=_team.cache_clear)

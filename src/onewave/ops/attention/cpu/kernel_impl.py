@@ -13,14 +13,11 @@ the other queries nor on how a prompt was cut. Source: Dao 2023, arXiv:2307.0869
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from onewave.ops.cpu import LANES
 from onewave.ops.cpu.math_impl import doubles, exp, floats, integers
 from onewave.ops.cpu.team_impl import ordered_kernel
-from onewave.ops.cpu.vectors_impl import FLOATS, I64, Emitter
+from onewave.ops.cpu.vectors_impl import product
 
 PAIRS = 2 * LANES
 """Pairs of an item. Below, 32 and 128 are it and the bytes of its float32, 64 the keys of a tile."""
@@ -28,46 +25,8 @@ FIELDS = 6
 """int64 of a sequence: first query row, queries, first key row, keys, place of the first query, end of its items."""
 
 
-def _product(vectors: int, rows: int):
-    """Build the intrinsic out[row] += sum over i of scalar[row, i] * vector[i], `vectors` x 16 columns wide.
-
-    Arguments at run time: addresses of the first vector, scalar and output; n >= 1 terms; bytes from a vector to the
-    next, from a scalar to the next term's and to the next row's, from an output to the next row's; whether outputs are
-    added to.
-    """
-
-    @intrinsic
-    def product(_context, vector, scalar, out, terms, next_vector, next_scalar, next_row, next_out, adds):
-        def emit(context, builder: ir.IRBuilder, _signature, args):
-            vector, scalar, out, terms, next_vector, next_scalar, next_row, next_out, adds = args
-            e = Emitter(builder)
-            outs = [(e.step(out, next_out, row), 4 * LANES * v) for row in range(rows) for v in range(vectors)]
-            is_later = builder.icmp_signed("!=", adds, I64(0))
-            scalars = [e.step(scalar, next_row, row) for row in range(rows)]
-
-            def term(index, totals):
-                base = builder.add(vector, builder.mul(index, next_vector))
-                at = builder.mul(index, next_scalar)
-                values = [e.load(base, 4 * LANES * v, FLOATS, 4) for v in range(vectors)]
-                found = []
-                for row in range(rows):
-                    factor = e.broadcast(builder.add(scalars[row], at), 0)
-                    found += [e.fma(factor, values[v], totals[row * vectors + v]) for v in range(vectors)]
-                return found
-
-            zero = e.numbers(0.0)
-            totals = [builder.select(is_later, e.load(*at, FLOATS, 4), zero) for at in outs]
-            for at, total in zip(outs, e.loop(terms, totals, term), strict=True):
-                e.store(total, *at)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 9), emit
-
-    return product
-
-
-_score_keys, _score_key = _product(2, 8), _product(2, 1)
-_weigh_pair, _weigh_one = _product(2, 8), _product(1, 8)
+_score_keys, _score_key = product(2, 8), product(2, 1)
+_weigh_pair, _weigh_one = product(2, 8), product(1, 8)
 
 
 @ordered_kernel
