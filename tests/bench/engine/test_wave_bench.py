@@ -186,4 +186,4 @@ def test_without_a_gpu_both_say_what_they_need() -> None:
 
 def test_a_shape_that_is_no_three_numbers_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="rows,hidden,intermediate"):
-        bench_ffn(["8,4096"], device=CPU, dtype=torch.bfloat16, reps=1, out=Results())
+        bench_ffn("ffn", ["8,4096"], device=CPU, dtype=torch.bfloat16, reps=1, out=Results())

@@ -118,11 +118,11 @@ def test_the_command_reads_shapes_and_prints_a_line_an_arrangement(
         made_up = Ceiling(name, 1000.0, unit, "a test", summarize([1000.0]))
         monkeypatch.setattr(ceilings, name, lambda device, made_up=made_up: made_up)
     options = {"device": CPU, "dtype": torch.bfloat16, "reps": 1}
-    bench_ffn(["sweep", "100,64,128,gated"], out=Results(as_json=True), **options)
+    bench_ffn("ffn", ["sweep", "100,64,128,gated"], out=Results(as_json=True), **options)
     trials = json.loads(capsys.readouterr().out)["trials"]
     assert asked == [*SWEEP, FFNShape(100, 64, 128, gated=True)]
     assert len(trials) == 2 * len(asked)
-    bench_ffn(["4096,4096,14336"], out=Results(), **options)
+    bench_ffn("ffn", ["4096,4096,14336"], out=Results(), **options)
     printed = capsys.readouterr().out
     assert "2.00" in printed
     assert "matmul_rate ceiling 1000" in printed
@@ -131,13 +131,13 @@ def test_the_command_reads_shapes_and_prints_a_line_an_arrangement(
 @pytest.mark.parametrize("text", ["8,4096", "8,4096,gated", "0,64,64", "sweep,gated", "a,b,c", "8,64,64,on", ",gated"])
 def test_a_shape_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="rows,hidden,intermediate"):
-        bench_ffn([text], device=CPU, dtype=torch.bfloat16, reps=1, out=Results())
+        bench_ffn("ffn", [text], device=CPU, dtype=torch.bfloat16, reps=1, out=Results())
 
 
 def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "read_bandwidth", SimpleNamespace())
     with pytest.raises(UnsupportedError, match="compute capability"):
-        bench_ffn(None, device=CPU, dtype=torch.bfloat16, reps=1, out=Results())
+        bench_ffn("ffn", None, device=CPU, dtype=torch.bfloat16, reps=1, out=Results())
 
 
 def test_counters_print_bytes_over_the_least_and_hits(
@@ -151,10 +151,10 @@ def test_counters_print_bytes_over_the_least_and_hits(
 
     monkeypatch.setattr(ffn_counters, "count_ffn", counted)
     options = {"device": CPU, "dtype": torch.bfloat16}
-    count_ffn(["16,4096,14336"], reps=20, out=Results(), **options)
+    count_ffn("ffn", ["16,4096,14336"], reps=20, out=Results(), **options)
     printed = capsys.readouterr().out
     assert "3.00" in printed
     assert "62.5%" in printed
-    count_ffn(["16,4096,14336"], reps=2, out=Results(as_json=True), **options)
+    count_ffn("ffn", ["16,4096,14336"], reps=2, out=Results(as_json=True), **options)
     assert json.loads(capsys.readouterr().out)["counted"][0]["l2_hit_rate"] == 0.625
     assert asked == [3, 2]

@@ -1,4 +1,4 @@
-"""compute-sanitizer finds no race in shared memory and no access out of bounds in Hopper's prefill attention."""
+"""compute-sanitizer finds no race in shared memory and no access out of bounds in Hopper's prefill kernels."""
 
 from __future__ import annotations
 

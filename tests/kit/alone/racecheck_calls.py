@@ -1,4 +1,5 @@
-"""Calls of Hopper's prefill attention, one of each kind that its kernels know: `python racecheck_calls.py NAME..`.
+"""Calls of Hopper's prefill attention, one of each kind that its kernels know, and of what comes behind it:
+`python racecheck_calls.py NAME..`.
 
 For compute-sanitizer, which makes them ten to a hundred times slower: small, but with several tiles a program where a
 name says "tiles".
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onewave.ops import attention, attention_fp8, attention_varlen
+from onewave.ops import PostAttentionWeights, attention, attention_fp8, attention_varlen, post_attention
 
 UNLIKE = [5, 700, 64, 333]
 
@@ -55,6 +56,13 @@ def float8(**options: Any) -> None:
     attention_fp8(*(randn(2, 4, 640, 128).to(torch.float8_e4m3fn) for _ in range(3)), backend="gluon", **options)
 
 
+def behind(rows: int, hidden: int, **options: Any) -> None:
+    gains = [randn(hidden) for _ in range(2)]
+    weights = PostAttentionWeights(randn(hidden, 128), gains[0], randn(512, hidden), randn(hidden, 256), gains[1])
+    residual = randn(rows, hidden, dtype=torch.float32)
+    post_attention(randn(rows, 128), residual, weights, 1e-5, backend="chain", **options)
+
+
 MANY: dict[str, Any] = {"heads": 16, "kv_heads": 4}
 CALLS: dict[str, Callable[[], None]] = {
     "64": partial(dense, 64),
@@ -84,6 +92,9 @@ CALLS: dict[str, Callable[[], None]] = {
     "pages": pages,
     "float8": float8,
     "float8 causal": partial(float8, causal=True),
+    "behind attention": partial(behind, 300, 1024),
+    "behind attention, 60 rows": partial(behind, 60, 640, order="row"),
+    "behind attention, 200 rows": partial(behind, 200, 2048, policy="tile"),
 }
 
 if __name__ == "__main__":

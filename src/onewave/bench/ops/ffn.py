@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,11 @@ class FFNShape:
     intermediate: int = 14336
     gated: bool = False
 
+    operator: ClassVar[str] = "ffn"
+    baseline: ClassVar[str] = PRODUCTS
+    """The arrangement that the others are compared with, and what a line calls it."""
+    baseline_name: ClassVar[str] = "products"
+
     @property
     def weight_bytes(self) -> int:
         """Bytes of the matrices, which every way reads at least once."""
@@ -66,6 +72,10 @@ class FFNShape:
     def __str__(self) -> str:
         return f"{self.rows}x{self.hidden}x{self.intermediate}{' gated' if self.gated else ''}"
 
+    def arrangements(self, device: torch.device, dtype: torch.dtype, *, copies: int) -> list[Arrangement]:
+        """Return every way to compute it on random operands, `copies` of them, the baseline last."""
+        return arrangements(random_operands(self, device, dtype, copies=copies))
+
 
 SHAPES = tuple(FFNShape(rows) for rows in (1, 2, 4, 8, 16, 32, 64))
 SWEEP = (
@@ -77,7 +87,7 @@ SWEEP = (
 
 @dataclass(frozen=True)
 class FFNResult:
-    """Seconds a call of one implementation on one shape. products: the median of PRODUCTS on it, None if unknown.
+    """Seconds a call of one implementation on one shape. products: the baseline's median on it, None if unknown.
     compact_bytes: of the weights, if it keeps them in thirteen bits each."""
 
     shape: FFNShape
@@ -122,8 +132,9 @@ class FFNResult:
             "ceiling_share": self.share(ceiling),
         }
         if self.speedup is not None:
-            extra["times_as_fast_as_products"] = self.speedup
-        return Measurement("ffn", "ffn", "us", self.seconds.scaled(1e6), ceiling, extra)
+            extra[f"times_as_fast_as_{self.shape.baseline_name}"] = self.speedup
+        operator = self.shape.operator
+        return Measurement(operator, operator, "us", self.seconds.scaled(1e6), ceiling, extra)
 
 
 Operands = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -141,22 +152,21 @@ class Arrangement:
 
 
 def check_gpu(device: torch.device) -> None:
-    """Raise UnsupportedError where neither the wave nor the kernel for many rows runs."""
+    """Raise UnsupportedError where neither the wave nor the kernels for many rows run."""
     if not runs_here(device):
         next = "onewave bench ops linear times a CPU's products."
-        raise UnsupportedError("bench ops ffn", got=str(device), allowed="a GPU of compute capability 9.0", next=next)
+        raise UnsupportedError("bench ops", got=str(device), allowed="a GPU of compute capability 9.0", next=next)
 
 
 def measure_ffn(shape: FFNShape, device: torch.device, dtype: torch.dtype, *, reps: int) -> list[FFNResult]:
-    """Time every arrangement on the same operands in one process, in turns; PRODUCTS is the last.
+    """Time every arrangement on the same operands in one process, in turns; the baseline is the last.
 
     reps: how often each has its turn. Raises UnsupportedError where the wave does not run, WaveStalled if a launch has
     stalled.
     """
     check_gpu(device)
     copies = max(1 if shape.is_many else 2, -(-_BYTES_IN_ROTATION // shape.weight_bytes))
-    operands = random_operands(shape, device, dtype, copies=copies)
-    ways = arrangements(operands)
+    ways = shape.arrangements(device, dtype, copies=copies)
     with torch.inference_mode():
         runs = {way.name: (recorded(way.calls, device), len(way.calls)) for way in ways}
         times = time_in_rounds(runs, device, rounds=reps)
@@ -169,7 +179,7 @@ def measure_ffn(shape: FFNShape, device: torch.device, dtype: torch.dtype, *, re
         # The graphs' pools; the next shape needs them elsewhere.
         runs.clear()
         torch.cuda.empty_cache()
-    products = times[PRODUCTS].p50
+    products = times[shape.baseline].p50
     sizes = {way.name: way.compact_bytes for way in ways}
     return [FFNResult(shape, name, seconds, products, sizes[name]) for name, seconds in times.items()]
 

@@ -1,4 +1,4 @@
-"""What each arrangement of the feed-forward block makes device memory and the L2 cache do (see `counters`).
+"""What each arrangement of a block or a layer makes device memory and the L2 cache do (see `counters`).
 
 The parent (`count_ffn`) runs this module under ncu; there `main` makes every arrangement once for warming up and then
 `reps` times in a counted range, recorded in a CUDA graph, after a pass over other memory has emptied the L2 cache.
@@ -20,7 +20,8 @@ from onewave.base.errors import UnsupportedError
 from onewave.bench.clock import recorded, summarize
 from onewave.bench.counters import Counters, collect, counted
 from onewave.bench.ledger import Measurement
-from onewave.bench.ops.ffn import FFNShape, arrangements, check_gpu, random_operands
+from onewave.bench.ops.ffn import FFNShape, check_gpu
+from onewave.bench.ops.post_attention import LayerShape
 
 _MORE_THAN_L2 = 256 << 20
 
@@ -55,7 +56,8 @@ class CountedFFN:
             "method": "ncu, application range replay, cold L2",
         }
         summary = summarize([each.dram_bytes for each in self.counters])
-        return Measurement("ffn", "ffn_dram_bytes", "bytes", summary, None, extra)
+        operator = self.shape.operator
+        return Measurement(operator, f"{operator}_dram_bytes", "bytes", summary, None, extra)
 
 
 def count_ffn(
@@ -66,6 +68,7 @@ def count_ffn(
     with tempfile.TemporaryDirectory() as folder:
         names = Path(folder, "names.json")
         asked = {
+            "operator": shapes[0].operator,
             "shapes": [asdict(shape) for shape in shapes],
             "device": str(device),
             "dtype": str(dtype).removeprefix("torch."),
@@ -92,8 +95,8 @@ def main(asked: dict[str, Any]) -> None:
     elsewhere = torch.zeros(_MORE_THAN_L2 // 4, dtype=torch.int32, device=device)
     names: list[list[str]] = []
     for each in asked["shapes"]:
-        shape = FFNShape(**each)
-        ways = arrangements(random_operands(shape, device, dtype, copies=1))
+        shape = (LayerShape if asked["operator"] == LayerShape.operator else FFNShape)(**each)
+        ways = shape.arrangements(device, dtype, copies=1)
         with torch.inference_mode():
             for way in ways:
                 run = recorded(way.calls, device)

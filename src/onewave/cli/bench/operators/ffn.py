@@ -1,4 +1,4 @@
-"""`onewave bench ops ffn`: the feed-forward block in every arrangement, its time or its traffic."""
+"""`onewave bench ops ffn` and `post-attention`: either in every arrangement, its time or its traffic."""
 
 from __future__ import annotations
 
@@ -17,30 +17,36 @@ if TYPE_CHECKING:
 _MAX_COUNTED = 3
 
 
-def bench_ffn(shapes: list[str] | None, *, device: torch.device, dtype: torch.dtype, reps: int, out: Results) -> None:
-    """Time the feed-forward block in every arrangement.
+FFN, LAYER = "ffn", "post-attention"
 
-    shapes: "rows,hidden,intermediate", with ",gated" behind it or not; "sweep" for 16 and 64 to 32,768 rows of 4096,
-    14336 without and with a gate; None for 1 to 64 rows of them.
+
+def bench_ffn(
+    name: str, shapes: list[str] | None, *, device: torch.device, dtype: torch.dtype, reps: int, out: Results
+) -> None:
+    """Time the feed-forward block, or all of a layer behind attention, in every arrangement.
+
+    name: FFN or LAYER. shapes of FFN: "rows,hidden,intermediate", with ",gated" behind it or not; "sweep" for 16 and 64
+    to 32,768 rows of 4096, 14336 without and with a gate; None for 1 to 64 rows of them. Of LAYER:
+    "rows,attended,hidden,intermediate"; "sweep" or None for 256 to 32,768 rows of the 8B and the 1B.
     """
     from onewave.bench.ceilings import matmul_rate, read_bandwidth
     from onewave.bench.ops.ffn import check_gpu, measure_ffn
 
-    plan = _shapes(shapes)
+    plan = _shapes(name, shapes)
     check_gpu(device)
     show_status("measuring the ceilings")
     # Few rows read, many multiply: each case is compared with what bounds it.
     ceilings = {many: matmul_rate(device) if many else read_bandwidth(device) for many in {s.is_many for s in plan}}
-    name = name_of(dtype)
+    kind = name_of(dtype)
     trials: list[dict[str, object]] = []
     citations: list[str] = []
-    columns = ("us", "GB/s", "TFLOP/s", "of ceiling", "x products")
-    rows = table(f"ffn, {name} on {device}", "shape", "implementation", *columns, left=2)
+    columns = ("us", "GB/s", "TFLOP/s", "of ceiling", f"x {plan[0].baseline_name}")
+    rows = table(f"{name}, {kind} on {device}", "shape", "implementation", *columns, left=2)
     for shape in plan:
-        show_status(f"ffn {shape}")
+        show_status(f"{name} {shape}")
         ceiling = ceilings[shape.is_many]
         found = measure_ffn(shape, device, dtype, reps=reps)
-        records = [result.measurement(name, ceiling) for result in found]
+        records = [result.measurement(kind, ceiling) for result in found]
         trials.extend({"us": record.summary.p50, **record.extra} for record in records)
         # Shape by shape: what is measured stays if a later one fails.
         citations += out.record(records, device)
@@ -58,19 +64,21 @@ def bench_ffn(shapes: list[str] | None, *, device: torch.device, dtype: torch.dt
     out.show(facts, citations, rows, *(ceiling_line(each, 0) for each in ceilings.values()))
 
 
-def count_ffn(shapes: list[str] | None, *, device: torch.device, dtype: torch.dtype, reps: int, out: Results) -> None:
+def count_ffn(
+    name: str, shapes: list[str] | None, *, device: torch.device, dtype: torch.dtype, reps: int, out: Results
+) -> None:
     """Bytes of device memory and hit rate of the L2 cache of every arrangement, from ncu; shapes as in bench_ffn.
 
     Three repetitions at most. Raises UnsupportedError without a GPU, without ncu or without its permission.
     """
     from onewave.bench.ops import ffn_counters
 
-    plan = _shapes(shapes)
+    plan = _shapes(name, shapes)
     show_status("counting under ncu")
     results = ffn_counters.count_ffn(plan, device, dtype, reps=min(reps, _MAX_COUNTED))
     records = [result.measurement(name_of(dtype)) for result in results]
     columns = ("MB read", "MB written", "x least", "L2 hits")
-    title = f"ffn, {name_of(dtype)} on {device}: from a cold L2 cache, by ncu"
+    title = f"{name}, {name_of(dtype)} on {device}: from a cold L2 cache, by ncu"
     rows = table(title, "shape", "implementation", *columns, left=2)
     for result in results:
         median = result.median
@@ -86,14 +94,31 @@ def count_ffn(shapes: list[str] | None, *, device: torch.device, dtype: torch.dt
     out.show(facts, out.record(records, device), rows, "least: the matrices, rows in and rows out, once")
 
 
-def _shapes(texts: list[str] | None) -> list[FFNShape]:
+def _shapes(name: str, texts: list[str] | None) -> list[FFNShape]:
     from onewave.bench.ops.ffn import SHAPES, SWEEP, FFNShape
 
     plan: list[FFNShape] = []
+    if name == LAYER:
+        from onewave.bench.ops import post_attention as layer
+
+        for text in texts or ["sweep"]:
+            plan += layer.SWEEP if text == "sweep" else [_layer(text)]
+        return plan
     for text in texts or []:
         rows, hidden, intermediate, gated = (0, 0, 0, False) if text == "sweep" else _block(text)
         plan += SWEEP if text == "sweep" else [FFNShape(rows, hidden, intermediate, gated)]
     return plan or list(SHAPES)
+
+
+def _layer(text: str) -> FFNShape:
+    from onewave.bench.ops.post_attention import LayerShape
+
+    try:
+        rows, attended, hidden, intermediate = numbers("--shape", text, least=1)
+    except (InvalidArgumentError, ValueError):
+        allowed = "rows,attended,hidden,intermediate, or sweep"
+        raise InvalidArgumentError("--shape", got=shown(text), allowed=allowed) from None
+    return LayerShape(rows, hidden, intermediate, attended=attended)
 
 
 def _block(text: str) -> tuple[int, int, int, bool]:

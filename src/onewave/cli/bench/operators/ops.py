@@ -10,7 +10,7 @@ from onewave.base.errors import InvalidArgumentError, shown
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench.operators.attention import ATTENTION_OPERATORS, bench_attention, chosen_operators
-from onewave.cli.bench.operators.ffn import bench_ffn, count_ffn
+from onewave.cli.bench.operators.ffn import FFN, LAYER, bench_ffn, count_ffn
 from onewave.cli.bench.operators.host import bench_host
 from onewave.cli.bench.report import Reps, Results, ceiling_line, make_current, name_of, show_status
 from onewave.cli.output import table
@@ -32,7 +32,7 @@ def ops(
         list[str] | None,
         typer.Argument(
             help="Operators to measure. Default: a decode step's. Beside their peers: attention, attention-varlen, "
-            "attention-fp8, decode-attention, masked_multihead_attention, ffn."
+            "attention-fp8, decode-attention, masked_multihead_attention; alone: ffn, post-attention."
         ),
     ] = None,
     model: Annotated[
@@ -48,8 +48,8 @@ def ops(
         list[str] | None,
         typer.Option(
             "--shape",
-            help="Of attention: batch,heads[/kv_heads],length,head_dim; of ffn: rows,hidden,inner[,gated] or sweep. "
-            "Several make a list.",
+            help="Of attention: batch,heads[/kv_heads],length,head_dim; of ffn: rows,hidden,inner[,gated] or sweep; "
+            "of post-attention: rows,attended,hidden,inner or sweep. Several make a list.",
         ),
     ] = None,
     causal: Annotated[
@@ -61,7 +61,10 @@ def ops(
     ] = None,
     counters: Annotated[
         bool,
-        typer.Option("--counters", help="Of ffn: bytes of device memory and L2 hit rate, by Nsight Compute (ncu)."),
+        typer.Option(
+            "--counters",
+            help="Of ffn and post-attention: bytes of device memory and L2 hit rate, by Nsight Compute (ncu).",
+        ),
     ] = False,
     host: Annotated[
         bool,
@@ -81,16 +84,18 @@ def ops(
         where, location, config, kind = _model(model, dtype, device)
         bench_host(names or [], config, location.name, where, kind, rounds=reps, out=out)
         return
-    if names == ["ffn"]:
-        _refuse_step_options(call, "ffn")
+    if names in ([FFN], [LAYER]):
+        _refuse_step_options(call, names[0])
         if logits or causal is not None:
-            raise InvalidArgumentError("--causal, --logits", got="ffn", allowed="with attention")
+            raise InvalidArgumentError("--causal, --logits", got=names[0], allowed="with attention")
         kind, where = _attention_dtype(dtype, device)
         report = count_ffn if counters else bench_ffn
-        report(shape, device=where, dtype=kind, reps=reps, out=out)
+        report(names[0], shape, device=where, dtype=kind, reps=reps, out=out)
         return
     if counters:
-        raise InvalidArgumentError("--counters", got=", ".join(names or ["no operator"]), allowed="ffn alone")
+        raise InvalidArgumentError(
+            "--counters", got=", ".join(names or ["no operator"]), allowed=f"{FFN} or {LAYER} alone"
+        )
     attentions, others = chosen_operators(names or [])
     if attentions:
         _refuse_step_options(call, ", ".join(attentions))
@@ -117,7 +122,7 @@ def ops(
     chosen = others or list(OPERATORS)
     for name in chosen:
         if name not in OPERATORS:
-            known = [*sorted({*OPERATORS, *ATTENTION_OPERATORS}), "ffn alone"]
+            known = [*sorted({*OPERATORS, *ATTENTION_OPERATORS}), f"{FFN} or {LAYER} alone"]
             raise InvalidArgumentError("operator", got=shown(name), allowed=", ".join(known))
     if weight_format not in FORMATS:
         raise InvalidArgumentError("--weight-format", got=shown(weight_format), allowed=", ".join(FORMATS))
