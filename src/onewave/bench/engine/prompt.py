@@ -36,9 +36,9 @@ ATTENTIONS: Mapping[str, SDPBackend | None] = {
 
 @dataclass(frozen=True)
 class PromptResult:
-    """`batch` prompts of so many tokens at once. seconds: to the first token of all. gpu, host: of the passes, median
-    seconds. alone: what the attention of all layers takes by itself, of one prompt of random numbers, median
-    seconds."""
+    """`batch` prompts of so many tokens at once. attention: one of ATTENTIONS, or a peer. seconds: to the first token
+    of all. gpu, host: of the passes, median seconds. alone: what the attention of all layers takes by itself, of one
+    prompt of random numbers, median seconds; None for a peer."""
 
     attention: str
     batch: int
@@ -46,7 +46,7 @@ class PromptResult:
     seconds: Summary
     gpu: float
     host: float
-    alone: float
+    alone: float | None
 
     def measurement(self, llm: LLM) -> Measurement:
         """The ledger's line."""
@@ -56,7 +56,7 @@ class PromptResult:
             "prompt_tokens": self.tokens,
             "gpu_ms": self.gpu * 1e3,
             "host_ms": self.host * 1e3,
-            "attention_ms": self.alone * 1e3,
+            "attention_ms": None if self.alone is None else self.alone * 1e3,
             "dtype": str(llm.dtype).removeprefix("torch."),
             "quantization": llm.quantization,
             "kv_cache_dtype": llm.kv_cache_dtype,

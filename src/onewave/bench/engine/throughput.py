@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.bench.clock import Summary, summarize
 from onewave.bench.engine.latency import Case, prompts_of
+from onewave.bench.engine.transformers_peer import random_transformers
 from onewave.bench.ledger import Measurement
 from onewave.engine.llm import LLM
 from onewave.engine.params import SamplingParams
@@ -71,22 +71,11 @@ def measure_transformers(
 ) -> Throughput:
     """The same with transformers' continuous batching (generate_batch) on random weights of the model's shape. where:
     device and dtype. Raises UnsupportedError without transformers, and for a GGUF file."""
-    try:
-        import transformers
-    except ImportError:
-        next = "pip install transformers"
-        raise UnsupportedError("bench throughput --peer", got="transformers is not installed", next=next) from None
-    if location.kind == "gguf" or location.path is None:
-        allowed = "a directory with config.json, or a built-in configuration"
-        raise UnsupportedError("bench throughput --peer", got=location.name, allowed=allowed)
-    file = location.path if location.kind == "builtin" else location.path / "config.json"
-    library: Any = transformers
-    config = library.AutoConfig.for_model(**json.loads(file.read_text()))
     device, dtype = where
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # it measures what is free
-    with torch.device(device):
-        model = library.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    model = random_transformers(location, device, dtype, asked="bench throughput --peer")
+    import transformers
+
+    library: Any = transformers
     greedy = library.GenerationConfig(max_new_tokens=case.generate, do_sample=False, eos_token_id=-1, pad_token_id=0)
     batching = library.ContinuousBatchingConfig(max_memory_percent=_CPU_SHARE if device.type == "cpu" else None)
 
@@ -98,7 +87,7 @@ def measure_transformers(
             got = f"{len(lengths)} answers of {min(lengths, default=0)} to {max(lengths, default=0)} tokens"
             raise UnsupportedError("transformers", got=got, allowed=f"{case.batch_size} of {case.generate}")
 
-    seconds = _timed(run, case, config.vocab_size, (reps, warmup), lambda text: show(f"transformers, {text}"))
+    seconds = _timed(run, case, model.config.vocab_size, (reps, warmup), lambda text: show(f"transformers, {text}"))
     return Throughput(f"transformers {transformers.__version__}", case, None, seconds)
 
 

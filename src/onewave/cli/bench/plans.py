@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -91,10 +91,14 @@ def _time_plans(
     show_status("proving the plans and compiling their kernels")
     workers = workers_for(config, batch=first.batch, available=co_resident(where), weight_bytes=how.weight_bytes)
     facts_of_own = {"batch": first.batch, "workers": workers, "weight_bytes": how.weight_bytes, "context": context}
-    jobs = {OWN: partial(plan_decode, config, **facts_of_own)}
+    jobs: dict[str, Callable[[], DecodePlan]] = {OWN: partial(plan_decode, config, **facts_of_own)}
     jobs |= {name: partial(prove_plan, config, each, context=context) for name, each in read.items()}
+
+    def made(job: Callable[[], DecodePlan]) -> DecodePlan:
+        return done_by(pool, job)
+
     with ThreadPoolExecutor(len(jobs)) as threads:
-        proved = dict(zip(jobs, threads.map(partial(done_by, pool), jobs.values()), strict=True))
+        proved = dict(zip(jobs, threads.map(made, jobs.values()), strict=True))
     with compile_in(pool):
         launches = [each for plan in proved.values() for each in launches_of_load(config, how, plan.program)]
         ready = {f"{at}": partial(compile_ahead, one) for at, one in enumerate(distinct(launches))}
