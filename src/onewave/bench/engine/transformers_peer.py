@@ -19,7 +19,7 @@ from onewave.weights.fetch.sources import ModelLocation
 
 
 def random_transformers(location: ModelLocation, device: torch.device, dtype: torch.dtype, *, asked: str) -> Any:
-    """Return transformers' model of that shape with random weights. asked: who asks, for errors.
+    """Return transformers' model of that shape with random weights. asked: the command, for errors.
 
     Raises UnsupportedError without transformers, and for a GGUF file.
     """
