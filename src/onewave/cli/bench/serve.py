@@ -133,10 +133,12 @@ async def _run(endpoint: Endpoint, workload: Workload, levels: list[Level], load
         found = await endpoint.get("/v1/models")
         workload = replace(workload, model=str(found["data"][0]["id"]))
     limits = Limits(*(None if ms is None else ms / 1e3 for ms in (load.slo_first, load.slo_token, load.slo_whole)))
-    # The first requests of a server may compile kernels.
-    await run_level(endpoint, workload, Level(clients=1), count=2, limits=limits)
     results: list[LevelResult] = []
     for level in levels:
+        # The first requests of a server compile kernels and capture graphs, others for other numbers of requests.
+        clients = level.clients or 1
+        other = replace(workload, seed=~workload.seed)
+        await run_level(endpoint, other, Level(clients=clients), count=2 * clients, limits=limits)
         count = load.conversations or (64 if level.rate is not None else 8 * (level.clients or 1))
         results.append(await run_level(endpoint, workload, level, count=count, limits=limits, show=show_status))
     return results
