@@ -355,14 +355,14 @@ class LLM:
             raise InvalidArgumentError("prompt", got="empty (no tokens)", next="Give some text, or token ids.")
         if len(ids) > self.max_model_len - 1:
             refuse_length(f"{len(ids)} tokens", self.max_model_len)
-        for token_id in ids:
-            if not 0 <= token_id < vocab_size:
-                size = 0 if self._tokenizer is None else self._tokenizer.vocab_size
-                larger = f"The tokenizer ({size} tokens) is larger than the model; name the model's own."
-                advice = larger if 0 <= token_id < size else None
-                raise InvalidArgumentError(
-                    "prompt token id", got=shown(token_id), allowed=f"0..{vocab_size - 1}", next=advice
-                )
+        if min(ids) < 0 or max(ids) >= vocab_size:  # in C: prompts may be long
+            token_id = next(each for each in ids if not 0 <= each < vocab_size)
+            size = 0 if self._tokenizer is None else self._tokenizer.vocab_size
+            larger = f"The tokenizer ({size} tokens) is larger than the model; name the model's own."
+            advice = larger if 0 <= token_id < size else None
+            raise InvalidArgumentError(
+                "prompt token id", got=shown(token_id), allowed=f"0..{vocab_size - 1}", next=advice
+            )
         check_params(params, vocab_size=vocab_size, has_tokenizer=self._tokenizer is not None)
         return Job(text, ids, params, grammar=None if params.form is None else self.compile_form(params.form))
 
