@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kit.crowd import alone, ragged, runner_of, together
+from kit.lanes import slow
 from kit.models.tiny_decoders import BASE, in_float32, random_model
 from kit.models.tiny_models import config_of, our_logits, ours, relative_error, save_checkpoint, tokens
 from onewave import LLM, SamplingParams
@@ -71,7 +72,7 @@ def test_logits_are_those_of_rounded_keys_and_values(
     assert 4e-3 < relative_error(found, unrounded) <= (0.03 if dtype is INT8 else 0.1)
 
 
-@pytest.mark.parametrize("dtype", [INT8, FP8])
+@pytest.mark.parametrize("dtype", [INT8, slow(FP8)])
 def test_requests_under_load_get_the_tokens_that_each_gets_alone(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +86,7 @@ def test_requests_under_load_get_the_tokens_that_each_gets_alone(
         assert [s.token_ids for s in one.samples] == [s.token_ids for s in same.samples]
 
 
-@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("name", ["fp8", slow("int8")])
 def test_an_llm_holds_as_many_tokens_in_a_quarter_of_float32_s_bytes(name: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, config_of("llama", eos_token_id=2))
     blocks = {}
