@@ -33,7 +33,7 @@ def test_a_server_answers_as_its_model_does_here(onewave, serving: Serving):
 
 
 def test_a_conversation_knows_how_much_room_is_left_and_an_answer_may_be_left(serving: Serving):
-    model = RemoteModel(serving.url, api_key="secret", name=None, params=SamplingParams(max_tokens=400), layout={})
+    model = RemoteModel(serving.url, api_key="secret", name=None, params=SamplingParams(max_tokens=9000), layout={})
     talk = [{"role": "user", "content": "Hello"}]
     room = model.room(talk)
     assert room is not None

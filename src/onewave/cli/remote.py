@@ -59,6 +59,8 @@ class RemoteModel:
         """Answer, part by part. Closing the iterator closes the connection, which ends the answer."""
         body = {"model": self.name, "messages": messages, "stream": True, **self._params, **self._layout}
         body["stream_options"] = {"include_usage": True}
+        if "max_tokens" in body and (room := self.room(messages)) is not None:
+            body["max_tokens"] = max(1, min(body["max_tokens"], room))  # servers refuse more than there is room for
         usage: dict[str, Any] = {}
         began, first, parts = time.perf_counter(), None, 0
         connection = self._connect()
