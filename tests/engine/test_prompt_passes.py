@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from kit.models.fake_model import FakeRunner, expected_tokens, make_engine, run_all
 from onewave.engine.params import SamplingParams
-from onewave.engine.prompt.passes import BUCKETS, LARGEST_BUCKET, bucket_of
+from onewave.engine.prompt.passes import BUCKETS, LARGEST_BUCKET, MAX_SEQUENCES, bucket_of
 from onewave.engine.request import Request
 from onewave.engine.scheduler.sequence import PassLimits
+from onewave.models.batch import PromptRows
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 
@@ -128,3 +130,15 @@ def test_buckets_pad_a_pass_by_a_quarter_at_most() -> None:
         assert tokens <= bucket_of(tokens) <= 1.25 * tokens
     assert {64, 128, 256, 512, 1024, 2048} <= set(BUCKETS)
     assert bucket_of(5000) == 5000
+
+
+@pytest.mark.parametrize("num_tokens", [2, 3, 7, 512])
+def test_starts_of_a_pass_are_aligned_as_prebuilt_kernels_take_them(num_tokens: int) -> None:
+    """Triton compiles another kernel for addresses that are no multiples of 16: seconds amid requests."""
+    words = torch.zeros(PromptRows.num_words(num_tokens, MAX_SEQUENCES), dtype=torch.int64)
+    rows = PromptRows.of_words(words, num_tokens, MAX_SEQUENCES)
+    for part in (rows.starts_q, rows.starts_k, rows.sequences, rows.last, rows.token_ids):
+        assert part.data_ptr() % 16 == 0
+    for value, part in enumerate(rows, 1):
+        part.fill_(value)
+    assert [part.unique().tolist() for part in rows] == [[value] for value in range(1, 8)]

@@ -51,17 +51,23 @@ class PromptRows(NamedTuple):
 
     @classmethod
     def of_words(cls, words: Tensor, num_tokens: int, num_sequences: int) -> PromptRows:
-        """The rows in int64 words, `num_words` of them."""
-        token_ids, positions, slots = words[: 3 * num_tokens].view(3, num_tokens)
-        rest = words[3 * num_tokens :]
-        sequences, last = rest[: 2 * num_sequences].view(2, num_sequences)
-        starts = rest[2 * num_sequences :].view(torch.int32).view(2, num_sequences + 1)
+        """The rows in int64 words, `num_words` of them. The starts come first, each 16-byte aligned as prebuilt
+        kernels take them."""
+        num_starts = _aligned_starts(num_sequences)
+        starts = words[:num_starts].view(torch.int32).view(2, num_starts)[:, : num_sequences + 1]
+        sequences, last = words[num_starts:][: 2 * num_sequences].view(2, num_sequences)
+        token_ids, positions, slots = words[num_starts + 2 * num_sequences :].view(3, num_tokens)
         return cls(token_ids, positions, slots, sequences, last, starts[0], starts[1])
 
     @staticmethod
     def num_words(num_tokens: int, num_sequences: int) -> int:
         """Words that hold so many tokens and sequences."""
-        return 3 * num_tokens + 3 * num_sequences + 1
+        return 3 * num_tokens + 2 * num_sequences + _aligned_starts(num_sequences)
+
+
+def _aligned_starts(num_sequences: int) -> int:
+    """num_sequences + 1, up to a multiple of 16 bytes in int32; two rows of them take as many int64 words."""
+    return -(-(num_sequences + 1) // 4) * 4
 
 
 class Phase(Enum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -16,6 +16,8 @@ from onewave.engine.params import SamplingParams
 from onewave.memory.trace import Event, Trace
 
 _SEED = 20261129
+# Of a recorded history: later ones push the first out.
+_MAX_ENTRIES = 1_000_000
 
 
 def record_serving(llm: LLM, *, num_requests: int) -> Trace:
@@ -35,8 +37,11 @@ def record_serving(llm: LLM, *, num_requests: int) -> Trace:
         prompts.append({"prompt_token_ids": (shared if number % 2 else []) + ids})
         length, warm = draw.randint(1, longest // 8), 0.8 if number % 3 else 0.0
         params.append(SamplingParams(max_tokens=length, temperature=warm, ignore_eos=True, detokenize=False))
-    first = num_requests if llm.device.type == "cuda" else 1
-    llm.generate(prompts[:first], params[:first])
+    source = f"{llm.name}, {num_requests} requests, {llm.decode_path}"
+    if llm.device.type == "cuda":
+        llm.generate(prompts, params)
+        return _history_of(lambda: llm.generate(prompts, params), llm.device, source)
+    llm.generate(prompts[:1], params[:1])
     # Memory is reported to a profiler of the thread that asks for it.
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     _on_its_thread(llm, profiler.start)
@@ -44,8 +49,23 @@ def record_serving(llm: LLM, *, num_requests: int) -> Trace:
         llm.generate(prompts, params)
     finally:
         _on_its_thread(llm, profiler.stop)
-    source = f"{llm.name}, {num_requests} requests, {llm.decode_path}"
     return trace_of(profiler, llm.device, source)
+
+
+def _history_of(work: Callable[[], object], device: torch.device, source: str) -> Trace:
+    """What some work asks a GPU's allocator for, in any thread: PyTorch's profilers of memory see their own alone."""
+    memory: Any = torch.cuda.memory
+    memory._record_memory_history("all", context=None, max_entries=_MAX_ENTRIES, device=device)
+    try:
+        work()
+        torch.cuda.synchronize(device)
+        entries: list[dict[str, Any]] = memory._snapshot(device)["device_traces"][device.index or 0]
+    finally:
+        memory._record_memory_history(None, device=device)
+    signs = {"alloc": 1, "free_completed": -1}
+    known = (entry for entry in entries if entry["action"] in signs)
+    found = [(1000 * e["time_us"], e["addr"], signs[e["action"]] * e["size"]) for e in known]
+    return trace_from(found, device, source)
 
 
 def _on_its_thread(llm: LLM, work: Callable[[], object]) -> None:
@@ -65,6 +85,11 @@ def trace_of(profiler: profile, device: torch.device, source: str) -> Trace:
     """What a profiler of memory saw of a device's blocks."""
     results: Any = profiler.profiler
     found = sorted(_allocations(results.kineto_results.experimental_event_tree(), device.type))
+    return trace_from(found, device, source)
+
+
+def trace_from(found: Sequence[tuple[int, int, int]], device: torch.device, source: str) -> Trace:
+    """A trace of (nanoseconds, address, bytes) in order, bytes below zero where a block ends."""
     trace = Trace(str(device), source)
     live: dict[int, int] = {}
     count = 0
