@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.models import plain_wave
+from kit.models.plain_wave import how
 from kit.models.tiny_decoders import BASE, in_float32
 from onewave.base.weight_formats import ROUNDINGS, Rounding
 from onewave.engine.load.checkpoint import load_model, open_parts
@@ -19,6 +21,7 @@ from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.rounded import pack_rounded, round_weights
 from onewave.engine.load.rounding_cost import divergence
 from onewave.engine.load.streamed import StreamedModel, stream_model
+from onewave.engine.load.wave import load_wave
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
@@ -26,6 +29,7 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.weights.fetch.sources import ModelLocation
 
+planned = plain_wave.planned  # a fixture
 CPU = torch.device("cpu")
 LOCATION = ModelLocation("builtin", None, "tiny")
 FAMILIES = {
@@ -134,10 +138,23 @@ def test_the_cost_of_rounding_is_a_divergence_of_distributions() -> None:
 def test_a_load_says_what_rounding_costs(rounding: Rounding, caplog: pytest.LogCaptureFixture) -> None:
     given = LoadOptions(dtype=torch.float32, device=CPU, load_format="dummy", max_model_len=64, weight_format=rounding)
     load("eager", LOCATION, BASE, replace(given, sample=lambda: [5, 90, 3, 17, 44]))
+    assert cost_said(rounding, caplog) < 0.1
+
+
+def cost_said(rounding: Rounding, caplog: pytest.LogCaptureFixture) -> float:
     (record,) = caplog.records
     said = re.fullmatch(
         rf"{rounding.name} weights: KL (\d\.\d{{4}}) nats a token to the model as stored, on 5 tokens of text",
         record.getMessage(),
     )
     assert said
-    assert float(said[1]) < 0.1
+    return float(said[1])
+
+
+@BOTH
+def test_a_load_for_the_wave_says_it_too(
+    rounding: Rounding, planned: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_wave(LOCATION, BASE, how(tmp_path, rounding.name, sample=lambda: [5, 90, 3, 17, 44]))
+    assert planned == [rounding]
+    assert (1e-4 if rounding.name == "int4" else 0) <= cost_said(rounding, caplog) < 0.1

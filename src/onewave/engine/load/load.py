@@ -93,7 +93,7 @@ def _load_plain(location: ModelLocation, config: ModelConfig, options: LoadOptio
         found = load_model(location, config, options, packed=tiled and rounding is None)
     if rounding is not None:
         from onewave.engine.load.rounded import pack_rounded, round_weights
-        from onewave.engine.load.rounding_cost import divergence, sample_logits
+        from onewave.engine.load.rounding_cost import sample_logits, say_cost
 
         sample: Sequence[int] = () if options.sample is None else options.sample()
         before = sample_logits(found, sample) if sample else None
@@ -109,12 +109,6 @@ def _load_plain(location: ModelLocation, config: ModelConfig, options: LoadOptio
                 next="Use a smaller model or dtype.",
             ) from error
         if before is not None:
-            nats = divergence(before, sample_logits(found, sample))
-            _log.warning(
-                "%s weights: KL %.4f nats a token to the model as stored, on %d tokens of text",
-                rounding.name,
-                nats,
-                len(sample),
-            )
+            say_cost(rounding.name, before, found, sample)
     set_kv_format(found, location, options)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
 
+_log = logging.getLogger("onewave")
 TEXT = """The lighthouse keeper wrote down the weather every evening at six. On the third of March the wind came from
 the north-west, the sea was rough, and two fishing boats had not returned by dusk. He lit the lamp an hour early,
 checked the oil, and called the harbour: "If they see the light, they will make it." In 1921 the station got its first
@@ -27,6 +29,13 @@ def sample_logits(model: Llama, ids: Sequence[int]) -> Tensor:
         Batch.prefill([(0, list(ids), 0)], model.device), kv, each=lambda _, logits: rows.append(logits.cpu())
     )
     return torch.cat(rows)
+
+
+def say_cost(name: str, before: Tensor, after: Llama, ids: Sequence[int]) -> None:
+    """Log what rounding to a format cost. before: sample_logits of the model as stored."""
+    nats = divergence(before, sample_logits(after, ids))
+    text = "%s weights: KL %.4f nats a token to the model as stored, on %d tokens of text"
+    _log.warning(text, name, nats, len(ids))
 
 
 def divergence(before: Tensor, after: Tensor) -> float:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from onewave.base.errors import OutOfReachError, UnsupportedError
+from onewave.base.errors import CapacityError, OutOfReachError, UnsupportedError
 from onewave.base.weight_formats import COMPACT, NESTED, MixedFormat, mixed
-from onewave.engine.load.checkpoint import open_parts
+from onewave.engine.load.checkpoint import load_model, open_parts
 from onewave.engine.load.first_load import plan_and_compile
 from onewave.engine.load.kept import dequantised_types, kept_format, stream_kept
 from onewave.engine.load.kv_format import set_kv_format
 from onewave.engine.load.load import in_short
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import load_program, program_path, save_program
+from onewave.engine.load.rounding_cost import sample_logits, say_cost
 from onewave.engine.load.streamed import StreamedModel, layer_matrices, stream_model
 from onewave.engine.wave_decode import WaveDecoder, check_suited
 from onewave.models.config.model_config import ModelConfig
@@ -48,8 +50,12 @@ def load_wave(location: ModelLocation, config: ModelConfig, options: LoadOptions
             except OutOfReachError as error:
                 _log.warning("quantised weights are dequantised: %s", in_short(error))
             gc.collect()
+        before = _logits_before_rounding(location, config, options)
         try:
-            return _load_wave(location, config, options)
+            made = _load_wave(location, config, options)
+            if before is not None and options.rounding is not None:
+                say_cost(options.rounding.name, before[1], made[0], before[0])
+            return made
         except OutOfReachError as error:
             if options.insists:
                 raise
@@ -75,6 +81,26 @@ def load_streamed(
             return stream_model(parts, config, program, options, report=report)
         stream = WeightStream(program, options.dtype, options.device, options.weight_format)
         return StreamedModel(stream_kept(parts, config, stream, options.positions(config), report), stream)
+
+
+def _logits_before_rounding(
+    location: ModelLocation, config: ModelConfig, options: LoadOptions
+) -> tuple[Sequence[int], Tensor] | None:
+    """The sample and its logits by the model as stored, which lies on the device meanwhile; None without a sample, or
+    where there is no room for it."""
+    ids = () if options.rounding is None or options.sample is None else options.sample()
+    if not ids:
+        return None
+    try:
+        with options.times.phase("rounding's cost"):
+            return ids, sample_logits(load_model(location, config, replace(options, weight_format=None)), ids)
+    except CapacityError:
+        _log.warning("what rounding costs is not measured: the model as stored does not fit on %s", options.device)
+        return None
+    finally:
+        gc.collect()
+        if options.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def _kept(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> MixedFormat | None:
