@@ -14,6 +14,7 @@ from onewave.models.llama_plan import head_groups, plan_program, workers_for
 from onewave.wave.launch.launch import AttentionSetup, Wave, co_resident, runs_here
 from onewave.wave.plan.operations import HeadGroups
 from onewave.wave.weights.pack import Weight, WeightStream, pack_stream
+from onewave.wave.weights.row_table import RowTable
 
 
 def wave_weight(name: str, matrix: Tensor, gain: Tensor | None) -> Weight:
@@ -65,7 +66,13 @@ class DecodeWave:
             count = workers or workers_for(config, batch=batch, available=co_resident(model.device))
             program = plan_program(config, batch=batch, workers=count)
             stream = pack_stream(program, wave_weights(model), model.device)
-        setup = attention_setup(model, head_groups(config, 1 << (batch - 1).bit_length()))
+        table = model.weights.embedding
+        self._table = table if isinstance(table, RowTable) else None
+        # Of such a table a step's rows are looked up before it: then these are the kernel's table, its tokens numbers.
+        self._rows = torch.zeros(batch, config.hidden_size, dtype=model.dtype, device=model.device)
+        self._numbers = torch.arange(batch, device=model.device)
+        rows = None if self._table is None else self._rows
+        setup = attention_setup(model, head_groups(config, 1 << (batch - 1).bit_length()), rows)
         if stream.gains_apart:
             setup = replace(setup, gains=norm_gains(model))
         self.wave = Wave(stream, activation="silu", delays=delays, attention=setup)
@@ -81,11 +88,18 @@ class DecodeWave:
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         """Feed one token a sequence: int64 [rows] each. Returns float32 logits [rows, vocab]."""
         logits = torch.empty(len(tokens), self.vocab_size, device=self.device)
+        if self._table is not None and len(tokens) <= self.batch:
+            self.wave.after_last()
+            self._table.look_up(tokens, self._rows[: len(tokens)])
+            tokens = self._numbers[: len(tokens)]
         return self.wave.decode(tokens, positions, slots, logits)
 
 
-def attention_setup(model: Llama, groups: HeadGroups) -> AttentionSetup:
-    """Collect what attention reads beside the stream: embedding, rotary angles, biases and norms of all layers."""
+def attention_setup(model: Llama, groups: HeadGroups, rows: Tensor | None = None) -> AttentionSetup:
+    """Collect what attention reads beside the stream: embedding, rotary angles, biases and norms of all layers.
+
+    rows: to read in the embedding's place.
+    """
     config, layers = model.config, model.weights.layers
 
     def stacked(tensors: list[Tensor | None]) -> Tensor | None:
@@ -93,12 +107,13 @@ def attention_setup(model: Llama, groups: HeadGroups) -> AttentionSetup:
         return torch.cat(there).contiguous() if there else None
 
     biases = stacked([layer.qkv_bias for layer in layers])
-    embedding = model.weights.embedding
+    embedding = model.weights.embedding if rows is None else rows
     assert isinstance(embedding, Tensor)
     return AttentionSetup(
         layers=len(layers),
         groups=groups,
         embedding=embedding,
+        vocab=config.vocab_size,
         rotary=model.rotary.rows,
         biases=model.weights.norm.float() if biases is None else biases,
         q_norm=stacked([layer.q_norm for layer in layers]),

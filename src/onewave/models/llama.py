@@ -34,10 +34,13 @@ from onewave.ops.rms_norm import rms_norm
 
 if TYPE_CHECKING:
     from onewave.wave.weights.pack import StreamMatrix
+    from onewave.wave.weights.row_table import RowTable
 
     MatrixWeight = LinearWeight | StreamMatrix
+    Table = LinearWeight | RowTable
 else:
     MatrixWeight = LinearWeight  # a CPU never imports the wave
+    Table = LinearWeight
 """A projection: a tensor, packed rows for the CPU's kernels, or a matrix that lies in a wave's stream."""
 
 
@@ -86,7 +89,7 @@ class LlamaWeights:
     """All weights. head is the same object as embedding when the config ties them and no rounding parts
     them."""
 
-    embedding: LinearWeight
+    embedding: Table
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: MatrixWeight

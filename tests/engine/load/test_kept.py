@@ -26,6 +26,7 @@ from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
+from onewave.wave.weights.row_table import RowTable
 from onewave.weights.fetch.sources import ModelLocation
 
 planned = plain_wave.planned  # a fixture
@@ -83,9 +84,10 @@ EIGHT = {"qkv0": 2, "o0": 2, "gate_up0": 2, "down0": 2, "head": 2}
         ({"other": "Q4_1", "output": "Q8_0"}, {"head": 2}, NIBBLES[32, True]),
         ({"other": "Q4_0", "attn_v": "Q5_0", "output": "Q4_0"}, {"qkv0": 2}, NIBBLES[32, True]),
         ({"other": "Q4_0", "ffn_down": "F16", "output": "Q8_0"}, {"down0": 4, "head": 2}, NIBBLES[32, True]),
-        ({"other": "Q8_0", "output": "Q8_0"}, EIGHT, NIBBLES[64, False]),
+        ({"other": "Q8_0", "output": "Q8_0", "token_embd": "Q8_0"}, EIGHT, NIBBLES[64, False]),
         (
-            {"other": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0", "ffn_down": "Q6_K", "output": "Q6_K"},
+            {"other": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0", "ffn_down": "Q6_K", "output": "Q6_K"}
+            | {"token_embd": "Q4_K"},
             {"qkv0": 2, "o0": 2, "down0": 2, "head": 2},
             NESTED,
         ),
@@ -107,6 +109,7 @@ def test_a_quantised_file_gives_the_bits_of_its_dequantised_values(
     assert form.nibbles is nibbles
     assert dict(form.widths) == widths
     whole = load_model(location, CONFIG, options)
+    assert isinstance(model.weights.embedding, RowTable) is ("token_embd" in types)
     assert all(torch.equal(a, b) for a, b in zip(logits(model), logits(whole), strict=True))
 
 

@@ -15,11 +15,13 @@ from onewave.base.blocks import BLOCK_FORMATS, open_blocks
 from onewave.base.grouped import Code, GroupedMatrix, GroupFormat, GroupNumbers, Offset
 from onewave.base.weight_formats import NESTED, mixed
 from onewave.engine.load import kept
+from onewave.ops.embedding import embedding
 from onewave.wave.kernel.words import copied_rows, group_of, has_minima, is_nested, scale_rows, tile_bytes, wide_group
 from onewave.wave.plan.layout import tile_shape
 from onewave.wave.weights.formats import tile_format
 from onewave.wave.weights.formats.nested import restore_nested
-from onewave.wave.weights.pack_impl import UnpackedRows
+from onewave.wave.weights.pack_impl import UnpackedRows, look_up_rows
+from onewave.wave.weights.row_table import RowTable
 
 FORM, CPU = mixed(NESTED, {"down0": 2}), torch.device("cpu")
 
@@ -83,6 +85,18 @@ def test_packed_rows_come_back_by_plain_indexing_and_by_the_kernel(
     out = torch.full((1, 2 * shape.rows, cols), torch.nan, dtype=torch.float16)
     tiles.unpack(packed, torch.arange(len(packed.images)).int(), UnpackedRows(out, 1, 0, 0, 2))
     assert torch.equal(out[0], expected)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_of_a_table_are_looked_up_by_plain_indexing_and_by_the_kernel(bits: int) -> None:
+    rows = nested_rows(50, 1120, bits)
+    table = RowTable(rows, bits, torch.float16)
+    ids = torch.tensor([3, 49, 0, 3])
+    expected = restore_nested(rows, bits, torch.float16)[ids]
+    assert torch.equal(embedding(ids, table), expected)
+    out = torch.full((4, 1120), torch.nan, dtype=torch.float16)
+    look_up_rows(table, ids, out)
+    assert torch.equal(out, expected)
 
 
 def test_host_and_kernel_agree_on_nested_formats() -> None:

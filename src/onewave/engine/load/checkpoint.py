@@ -212,8 +212,8 @@ class ModelParts:
         return self._matrix([self._layout.part(index, part) for part in _MATRICES[name]], rows)
 
     def group_formats(self, index: int | None, name: str) -> list[GroupFormat | None]:
-        """The number format of each piece of a layer's matrix, or of the head's table (index None); None for one that
-        is not quantised in groups. One tensor of each of the file's types is read for it."""
+        """The number format of each piece of a layer's matrix, or of the head's table or the embedding (index None);
+        None for one that is not quantised in groups. One tensor of each of the file's types is read for it."""
         for piece in self._pieces(index, name):
             kind = self._store.tensors[piece].dtype
             if kind not in self._group_formats:
@@ -243,7 +243,7 @@ class ModelParts:
 
     def _pieces(self, index: int | None, name: str) -> list[str]:
         if index is None:
-            return self._tables[:1] if self.tied else [self._layout.head]
+            return self._tables[:1] if self.tied or name == "embedding" else [self._layout.head]
         return [self._layout.part(index, part) for part in _MATRICES[name]]
 
     def vectors(self, index: int) -> dict[str, Any]:

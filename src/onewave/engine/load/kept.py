@@ -23,8 +23,9 @@ from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, MixedFormat, m
 from onewave.engine.load.checkpoint import PLAIN_TYPES, ModelParts
 from onewave.engine.load.streamed import layer_matrices
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama import MATRICES, LayerWeights, Llama, LlamaWeights, MatrixWeight, plain
+from onewave.models.llama import MATRICES, LayerWeights, Llama, LlamaWeights, MatrixWeight, Table, plain
 from onewave.wave.weights.pack import Sample, StreamMatrix, Weight, WeightStream
+from onewave.wave.weights.row_table import RowTable
 
 _NARROW = (NIBBLES[128, False], NIBBLES[64, False], NIBBLES[32, True], NESTED)
 """What 4-bit matrices may be; wider ones follow from it."""
@@ -134,8 +135,22 @@ def stream_kept(
         matrices: dict[str, Any] = {name: stream.matrix(f"{name}{index}", *shape) for name, shape in shapes.items()}
         layers.append(LayerWeights(**parts.vectors(index), **matrices))
     head: StreamMatrix = stream.matrix("head", config.vocab_size, config.hidden_size)
-    weights = LlamaWeights(plain(parts.embedding(), "one wave"), tuple(layers), parts.norm(), head)
+    weights = LlamaWeights(_embedding(parts, stream), tuple(layers), parts.norm(), head)
     return Llama(config, weights, max_model_len=max_model_len)
+
+
+def _embedding(parts: ModelParts, stream: WeightStream) -> Table:
+    """The embedding in its own bits as well, exactly, if nested groups hold them."""
+    nested = mixed(NESTED, {})
+    (own,) = parts.group_formats(None, "embedding")
+    fits = [own is not None and check(own, nested) for check in (_fits_nibbles, _fits_bytes)]
+    if any(fits):
+        (matrix,) = parts.grouped(None, "embedding")
+        width = 1 + fits.index(True)
+        rows, exact = _nested(matrix, nested, width, stream.device)
+        if bool(exact):
+            return RowTable(rows, 4 * width, stream.dtype)
+    return plain(parts.embedding(), "one wave")
 
 
 def _contents(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,14 +12,20 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops.library import check_tensors, checks_contents, is_watched, register
 from onewave.ops.linear.packed import PackedWeight
 
+if TYPE_CHECKING:
+    from onewave.wave.weights.row_table import RowTable  # a CPU never imports the wave
 
-def embedding(token_ids: Tensor, table: Tensor | PackedWeight) -> Tensor:
+
+def embedding(token_ids: Tensor, table: Tensor | PackedWeight | RowTable) -> Tensor:
     """Return the table's rows of these tokens.
 
-    token_ids: [tokens] int64|int32. table: [vocab, hidden], dense or packed. Returns [tokens, hidden] in the table's
-    dtype (float32 when packed). An id outside the table is refused on a CPU; on CUDA with ONEWAVE_DEBUG=1, with a
-    synchronisation. Raises ShapeError, UnsupportedError, InvalidArgumentError.
+    token_ids: [tokens] int64|int32. table: [vocab, hidden], dense, packed or a wave's RowTable. Returns [tokens,
+    hidden] in the table's dtype (float32 when packed). An id outside the table is refused on a CPU; on CUDA with
+    ONEWAVE_DEBUG=1, with a synchronisation, but for a RowTable. Raises ShapeError, UnsupportedError,
+    InvalidArgumentError.
     """
+    if not isinstance(table, Tensor | PackedWeight):
+        return table.look_up(token_ids)
     packed = isinstance(table, PackedWeight)
     check_tensors("embedding", token_ids=token_ids, **({} if packed else {"table": table}))
     if token_ids.dtype not in (torch.int64, torch.int32):

@@ -54,14 +54,16 @@ def co_resident(device: torch.device) -> int:
 class AttentionSetup:
     """What a decode step's attention needs beside its program. The caches have the weights' dtype.
 
-    rotary: makes float32 [positions, head_dim], cosines then sines, of at least as many positions. biases: float32
-    [n]. q_norm, k_norm: float32 [layers, head_dim] or None. hidden: width of the residual stream. gains:
-    [norms, hidden] of the weights' dtype, of the norms in a step's order; None where they are in the weights.
+    embedding: [rows, hidden], where the step's tokens say. vocab: logits of a sequence. rotary: makes float32
+    [positions, head_dim], cosines then sines, of at least as many positions. biases: float32 [n]. q_norm, k_norm:
+    float32 [layers, head_dim] or None. hidden: width of the residual stream. gains: [norms, hidden] of the weights'
+    dtype, of the norms in a step's order; None where they are in the weights.
     """
 
     layers: int
     groups: HeadGroups
     embedding: Tensor
+    vocab: int
     rotary: Callable[[int], Tensor]
     biases: Tensor
     q_norm: Tensor | None
@@ -210,7 +212,7 @@ class Wave:
         self._bound = (k, v, table, rotary, scales)
         # After the last launch, which reads it. Blocking, from pageable memory: the next may be on another stream.
         if self.device.type == "cuda":
-            self._after_last()
+            self.after_last()
         with torch.inference_mode():  # as it may have been made there
             self._places.copy_(torch.from_numpy(words_of([places], POINTERS, np.int64)[0]))
 
@@ -226,7 +228,7 @@ class Wave:
         The latter waits for the device. Raises ShapeError, InvalidArgumentError.
         """
         assert self._attention is not None
-        max_rows, vocab = self.program.shape.batch, self._attention.embedding.shape[0]
+        max_rows, vocab = self.program.shape.batch, self._attention.vocab
         check_sequences(tokens, positions, slots, logits, max_rows=max_rows, vocab=vocab, device=self.device)
         if self._bound is None:
             raise InvalidArgumentError("wave: decode", got="no cache", next="Call bind_cache first.")
@@ -252,14 +254,17 @@ class Wave:
     def _state(self) -> LaunchState:
         if torch.cuda.is_current_stream_capturing():
             return self._graphs
-        stream = self._after_last() if self._attention is not None else torch.cuda.current_stream(self.device)
+        stream = self.after_last() if self._attention is not None else torch.cuda.current_stream(self.device)
         if stream.cuda_stream not in self._states:
             self._states[stream.cuda_stream] = self._new_state()
         return self._states[stream.cuda_stream]
 
-    def _after_last(self) -> torch.cuda.Stream:
-        """Order the current stream after the last decode step's, which uses the same cache; return it."""
+    def after_last(self) -> torch.cuda.Stream:
+        """Order the current stream after the last decode step's, which uses the same cache; return it. While a graph
+        is captured nothing is ordered."""
         stream = torch.cuda.current_stream(self.device)
+        if torch.cuda.is_current_stream_capturing():
+            return stream
         if self._last is not None and self._last != stream:
             stream.wait_stream(self._last)
         self._last = stream

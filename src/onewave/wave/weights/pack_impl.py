@@ -35,6 +35,7 @@ from onewave.wave.plan.layout import TileShape
 
 if TYPE_CHECKING:
     from onewave.wave.weights.formats.tile_format import Tiles
+    from onewave.wave.weights.row_table import RowTable
 
 _PARTS = 4  # programs a tile: 2,048 values each, 16 a thread
 
@@ -186,11 +187,33 @@ def _nested(beside, image, row_at, column, code, BITS: tl.constexpr, IMAGES: tl.
         scale = tl.load(numbers + group * 64).to(tl.float32)
         least = tl.load(numbers + part + group * 64).to(tl.float32)
         pair = tl.load(pairs + 2 * part + group * 64).to(tl.int32)
+    return _nested_value(code, column, scale, least, pair, BITS)
+
+
+@triton.jit
+def _nested_value(code, column, scale, least, pair, BITS: tl.constexpr):
     up, down = (pair << 24) >> 24, pair >> 8
     if BITS == 8:
         code -= 128
         up = tl.where((column // 16 % 2 == 1) & (least == 0), down, up)
     return code.to(tl.float32) * (scale * up.to(tl.float32)) + least * down.to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["cols"])
+def _look_up_kernel(ids, codes, scales, minima, steps, row_scales, out, cols, BITS: tl.constexpr, PART: tl.constexpr):
+    row = tl.load(ids + tl.program_id(0)).to(tl.int64)
+    column = tl.program_id(1) * PART + tl.arange(0, PART)
+    inside, GROUP = column < cols, 128 if BITS == 4 else 32
+    at = row * tl.cdiv(cols, GROUP) + column // GROUP
+    scale = tl.load(scales + at, mask=inside, other=0).to(tl.float32)
+    least = tl.load(minima + at, mask=inside, other=0).to(tl.float32)
+    pair = tl.load(steps + row * tl.cdiv(cols, 32) + column // 32, mask=inside, other=0).to(tl.int32)
+    if BITS == 4:
+        code = (tl.load(codes + row * (cols // 2) + column // 2, mask=inside, other=0) >> (column % 2 * 4)) & 15
+    else:
+        code = tl.load(codes + row * cols + column, mask=inside, other=0)
+    value = _nested_value(code.to(tl.int32), column, scale, least, pair, BITS) * tl.load(row_scales + row)
+    tl.store(out + tl.program_id(0).to(tl.int64) * cols + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 def pack_tiles(
@@ -253,6 +276,16 @@ def unpack_wide(
 def unpack_halves(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape) -> None:
     """Read rows of 16-bit weights beside 4-bit ones back."""
     _unpack_groups(tiles, places, part, shape, BITS=16, GROUP=128, MINIMA=False, NUMBER=tl.float16)
+
+
+def look_up_rows(table: RowTable, ids: Tensor, out: Tensor) -> None:
+    """Dequantise rows of a table, likewise. ids: int64|int32 [n]. out: [n, cols]."""
+    cols = out.shape[1]
+    launch_kernel(
+        _look_up_kernel, (len(ids), -(-cols // 1024)),
+        ids, table.codes, table.scales, table.minima, table.steps, table.row_scales, out, cols,
+        BITS=table.bits, PART=1024, num_warps=4,
+    )  # fmt: skip
 
 
 def unpack_nested(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, bits: int) -> None:
