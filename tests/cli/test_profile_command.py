@@ -32,12 +32,16 @@ def test_the_rows_are_printed_and_written_as_csv_and_drawn(onewave, config, tmp_
     assert drawn.read_text().count("<circle") > len(found["rows"])
     assert [stair["m"] for stair in found["staircase"]][:2] == [64, 128]
     assert all(stair["measured_us"] is None for stair in found["staircase"])
-    assert "PREDICTED, not measured" in onewave("profile", str(config), "--gpu", "A40", "--tokens", "0").out
+    printed = onewave("profile", str(config), "--gpu", "A40", "--tokens", "64").out
+    assert "PREDICTED, not measured" in printed
+    assert "measured us" not in printed
+    assert "prefill attention" in printed
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        (["--gpu", ""], "gpu: ''; allowed: H200"),
         (["--gpu", "B200"], "gpu: 'B200'; allowed: H200"),
         (["--gpu", "A40", "--counters"], "--counters: --gpu A40; allowed: on a CUDA GPU"),
         (["--gpu", "A40", "--energy"], "--energy: --gpu A40; allowed: on a CUDA GPU"),

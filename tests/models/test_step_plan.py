@@ -66,6 +66,7 @@ def test_the_plan_that_is_written_is_the_one_that_is_launched(batch: int, weight
     plan = made(batch=batch, weights=weights, workers=workers)
     text = plan.to_json().encode()
     assert is_plan(text)
+    assert is_plan(json.dumps(json.loads(text), sort_keys=True).encode())
     assert read_plan(text) == plan
     launched = plan_decode(CONFIG, batch=batch, workers=workers, weight_bytes=WEIGHT_BYTES[weights])
     proved = prove_plan(CONFIG, read_plan(text))
@@ -102,6 +103,8 @@ PLAN = made(workers=6)
         ("once", in_place(1, PLAN.queues[1][0], PLAN.queues[0][0]), r"row block 0 of qkv0, slice 0, .* workers 0, 1"),
         ("once", in_place(1, PLAN.queues[1][0]), r"of qkv0, slice 0, is planned by no worker"),
         ("once", in_place(0, PLAN.queues[0][0], PLAN.queues[0][0], "qkv0 900"), r"900 .* 0, but there is none"),
+        ("once", in_place(0, PLAN.queues[0][0], *["qkv0 0-9999999"] * 99), r"by workers 0, but there is none$"),
+        ("once", in_place(1, PLAN.queues[1][0], *["qkv0 0"] * 99), r"row block 0 of qkv0, .* by workers 0, 1$"),
         ("deadlock", swapped(2, "o0", "attend0"), r"waits for|stands after"),
         ("hand-off", lambda f: (swap_shares(f, "down0"), None), r"RAW of residual.* from o0"),
         ("memory", lambda f: f.update(ring=40), r"a ring of 40 tiles takes .* bytes of shared memory"),
@@ -154,6 +157,11 @@ def test_a_file_that_is_no_plan_gets_one_error(edit: Callable[[Any], object], sh
 def test_text_that_is_no_plan_gets_one_error(text: bytes) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^plan: "):
         read_plan(text)
+
+
+def test_a_plan_is_not_proved_over_less_than_no_context() -> None:
+    with pytest.raises(InvalidArgumentError, match="context: -1; allowed: 0 to"):
+        prove_plan(CONFIG, PLAN, context=-1)
 
 
 def test_a_plan_for_other_sequences_or_weights_does_not_fit() -> None:

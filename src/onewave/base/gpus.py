@@ -39,9 +39,12 @@ class GPU:
         """Predict a product [tokens, cols] x [rows, cols]^T in 16 bits, by its tiles' rounds over all SMs and by the
         bytes of its weights, microseconds."""
         moved = 2 * (rows * cols + tokens * (rows + cols)) / self.read_bandwidth * 1e-3
+        return max(min(self.tile_us(tile, tokens, rows, cols) for tile in TILES), moved + _TILE_US)
+
+    def tile_us(self, tile: tuple[int, int], tokens: int, rows: int, cols: int) -> float:
+        """tile_us on this GPU's SMs, at their speed."""
         speed = self.tflops / self.sms / (_H200_TFLOPS / _H200_SMS)
-        rounds = (tile_us(tile, tokens, rows, cols, sms=self.sms, speed=speed) for tile in TILES)
-        return max(min(rounds), moved + _TILE_US)
+        return tile_us(tile, tokens, rows, cols, sms=self.sms, speed=speed)
 
 
 def tile_us(

@@ -298,8 +298,7 @@ def deal_decode(
     _check_supported(config, batch)
     if workers < 1:
         raise InvalidArgumentError("one wave: workers", got=str(workers), allowed="1 or more")
-    if not 0 <= context <= MAX_CONTEXT:
-        raise InvalidArgumentError("one wave: context", got=str(context), allowed=f"0 to {MAX_CONTEXT:,}")
+    check_context(context)
     changes = changes or StepChanges()
     operations, shape, groups = step_parts(
         config, batch=batch, weight_bytes=weight_bytes, splits=changes.splits, slices=changes.slices, widths=widths
@@ -347,6 +346,12 @@ def plan_program(
 ) -> WaveProgram:
     """Return plan_decode's program alone: another process hands it back without the graph and its proof."""
     return plan_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes, widths=widths).program
+
+
+def check_context(context: int) -> None:
+    """Refuse a number of cached tokens that no cache has. Raises InvalidArgumentError."""
+    if not 0 <= context <= MAX_CONTEXT:
+        raise InvalidArgumentError("one wave: context", got=str(context), allowed=f"0 to {MAX_CONTEXT:,}")
 
 
 def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: float = 2) -> int:

@@ -20,9 +20,9 @@ from onewave.tiles.sim.fit import stage_spans
 PREFILL, DECODE = "prefill", "decode"
 STEP = "step"
 """The row of all parts together."""
-# Fitted to 512 and 2,048 tokens of an 8B on an H200 (bench/profile). Attention of prompts: share of the sheet's FLOPs
-# while its tiles run, and of a launch beside them.
-_ATTENTION_SHARE, _ATTENTION_US = 0.76, 11.0
+# Fitted to 512 and 2,048 tokens of an 8B on an H200 (bench/profile). Share of the sheet's FLOPs while tiles run, of
+# prompts' attention as of products; and what a launch of attention takes beside them.
+_FLOPS_SHARE, _ATTENTION_US = 0.76, 11.0
 _ATTENTION_ROWS = 128
 # Small operators between products, over the time of their bytes, and of a launch of theirs.
 _SMALL_OVER_BYTES, _SMALL_US = 1.206, 1.73
@@ -154,7 +154,7 @@ class Predictor:
 
     def _alone(self, part: Part) -> float:
         if part.name == "attention":
-            us = part.flops / (self.gpu.tflops * _ATTENTION_SHARE) * 1e-6
+            us = self._compute(part) * 1e6
             return (us + part.count * _ATTENTION_US) * 1e-6
         if part.product is None:
             us = part.memory_bytes / self.gpu.read_bandwidth * 1e-3 * _SMALL_OVER_BYTES
@@ -162,16 +162,21 @@ class Predictor:
         tokens = 1 if part.name == "head" and part.phase == PREFILL else part.rows
         return part.count * self.gpu.product_us(tokens, *part.product) * 1e-6
 
+    def _compute(self, part: Part) -> float:
+        return part.flops / (self.gpu.tflops * _FLOPS_SHARE) * 1e-12
+
     def _decode(self, rows: int, context: int) -> dict[str, float]:
         config, gpu = self.config, self.gpu
         listed = parts(config, DECODE, rows, context, weight_bytes=self.weight_bytes)
         if not gpu.wave or unsupported_because(config, rows) is not None:
-            # Bytes at the GPU's bandwidth, and hand-offs between them.
+            # Bytes at the GPU's bandwidth and hand-offs between them, or FLOPs where those take longer.
             hops = 5 * config.num_layers
             if unsupported_because(config, rows) is None:
                 hops = hand_offs(config, batch=rows, context=context, weight_bytes=self.weight_bytes)
             whole = listed[-1].memory_bytes / gpu.read_bandwidth * 1e-9 + hops * _HAND_OFF_US * 1e-6
-            return _shared_out(listed, whole)
+            total = listed[-1].memory_bytes
+            found = {p.name: max(whole * p.memory_bytes / total, self._compute(p)) for p in listed[:-1]}
+            return found | {STEP: sum(found.values())}
         costs = self.costs or kept_costs()
         costs = replace(costs, memory_bandwidth=costs.memory_bandwidth * gpu.bandwidth / 4800)
         blocks = workers_for(config, batch=rows, available=gpu.sms, weight_bytes=self.weight_bytes)
@@ -188,9 +193,3 @@ def stage_seconds(spans: dict[str, float], config: ModelConfig, whole: float) ->
         found[name] = found.get(name, 0.0) + span * 1e-9 * (1 if stage == "head" else config.num_layers)
     scale = whole / sum(found.values())
     return {name: seconds * scale for name, seconds in found.items()} | {STEP: whole}
-
-
-def _shared_out(listed: list[Part], whole: float) -> dict[str, float]:
-    """Share a step's time out by the parts' bytes."""
-    total = listed[-1].memory_bytes
-    return {part.name: whole * part.memory_bytes / total for part in listed[:-1]} | {STEP: whole}

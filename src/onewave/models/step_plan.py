@@ -21,13 +21,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import groupby
 from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError, shown
 from onewave.base.weight_formats import WEIGHT_BYTES
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama_plan import DealtStep, DecodePlan, deal_decode, step_parts
+from onewave.models.llama_plan import DealtStep, DecodePlan, check_context, deal_decode, step_parts
 from onewave.tiles.graph.graph import Task
 from onewave.wave.plan.deal import Deal
 from onewave.wave.plan.layout import MAX_SPLITS, TileShape
@@ -79,8 +78,8 @@ class StepPlan:
 
 
 def is_plan(text: bytes) -> bool:
-    """Whether a file begins as a decode step's plan does."""
-    return re.match(rb'\s*\{\s*"plan"\s*:', text) is not None
+    """Whether a file is a decode step's plan, right or wrong, and no schedule: those have no such key but of a list."""
+    return re.search(rb'"plan"\s*:\s*"', text) is not None
 
 
 def read_plan(text: bytes) -> StepPlan:
@@ -167,6 +166,7 @@ def deal_plan(config: ModelConfig, plan: StepPlan, *, context: int = 0) -> Dealt
     if plan.config != digest_of(config):
         got = f"{shown(plan.model)}, sizes {shown(plan.config)}"
         raise InvalidArgumentError("plan: model", got=got, allowed=f"a plan of this model's sizes, {digest_of(config)}")
+    check_context(context)
     operations, groups, shape = _parts(config, plan)
     deal = Deal(operations, shape, plan.workers, shape.batch, by_writer=True, context=context)
     found = [_task_of(text, worker, operations) for worker, queue in enumerate(plan.queues) for text in queue]
@@ -275,19 +275,22 @@ def _check_once(deal: Deal, name: str, tasks: Sequence[tuple[_Index, int]]) -> N
     else:
         wanted, what = set(deal.units_of(name)), "unit"
         of = "split" if isinstance(operation, Attention) else "part"
-    made = sorted((at, index[2], worker) for index, worker in tasks for at in range(index[0], index[0] + index[1]))
-    planned: dict[tuple[int, int], list[int]] = {}
-    for (at, part), group in groupby(made, key=lambda entry: entry[:2]):
-        planned[at, part] = [worker for _, _, worker in group]
-    wrong = wanted ^ planned.keys() | {key for key, workers in planned.items() if len(workers) > 1}
-    if not wrong:
-        return
-    at, part = min(wrong)
-    workers = planned.get((at, part), [])
-    said = "workers " + ", ".join(map(str, workers)) if workers else "no worker"
-    more = "" if (at, part) in wanted else ", but there is none"
-    witness = {"operation": name, what: at, of: part, "workers": workers}
-    raise VerificationError("once", f"{what} {at} of {name}, {of} {part}, is planned by {said}{more}", witness)
+
+    def refused(at: int, part: int, workers: list[int]) -> VerificationError:
+        said = "workers " + ", ".join(map(str, workers)) if workers else "no worker"
+        more = "" if (at, part) in wanted else ", but there is none"
+        witness = {"operation": name, what: at, of: part, "workers": workers}
+        return VerificationError("once", f"{what} {at} of {name}, {of} {part}, is planned by {said}{more}", witness)
+
+    planned: dict[tuple[int, int], int] = {}
+    for (first, count, part), worker in tasks:
+        for at in range(first, first + count):
+            workers = [planned[at, part], worker] if (at, part) in planned else [worker]
+            if len(workers) > 1 or (at, part) not in wanted:
+                raise refused(at, part, workers)
+            planned[at, part] = worker
+    if missing := wanted - planned.keys():
+        raise refused(*min(missing), [])
 
 
 def check_plan_fits(plan: StepPlan, *, batch: int, weights: str) -> None:

@@ -117,7 +117,7 @@ def profile(
     prompts = [count for count in numbers("--tokens", tokens) if count]
     batches = [count for count in numbers("--batch-size", batch_size) if count]
     device = None if gpu is not None else _device()
-    known = _known_gpu(device) if device is not None else find_gpu(gpu or "H200")
+    known = _known_gpu(device) if device is not None else find_gpu("H200" if gpu is None else gpu)
     asked = {"--counters": counters, "--energy": energy, "--dispatch": dispatch is not None}
     for name in (name for name, given in asked.items() if given and device is None):
         raise UnsupportedError(name, got="no GPU" if gpu is None else f"--gpu {gpu}", allowed="on a CUDA GPU")
@@ -232,8 +232,6 @@ def _counted(model: str, prompts: list[int]) -> dict[tuple[int, str], Counters]:
 
 def _ffn(config: ModelConfig, gpu: GPU) -> list[dict[str, Any]]:
     """The two products of the feed-forward block for 16 rows, by tiles of 64 and of 128 rows and columns."""
-    from onewave.base.gpus import tile_us
-
     found: list[dict[str, Any]] = []
     hidden, inner = config.hidden_size, config.intermediate_size
     for name, rows, cols in (("up", inner, hidden), ("down", hidden, inner)):
@@ -243,7 +241,7 @@ def _ffn(config: ModelConfig, gpu: GPU) -> list[dict[str, Any]]:
             rounds = -(-tiles // gpu.sms)
             sizes = {"product": name, "m": _FFN_ROWS, "n": rows, "k": cols, "tile": side}
             counts = {"tiles": tiles, "waves": rounds, "sms_used": tiles / (rounds * gpu.sms)}
-            us = tile_us(tile, _FFN_ROWS, rows, cols, sms=gpu.sms)
+            us = gpu.tile_us(tile, _FFN_ROWS, rows, cols)
             found.append(sizes | counts | {"by_tiles_us": us, "by_bytes_us": moved})
     return found
 
@@ -288,25 +286,25 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 
 def _table(title: str, rows: list[Row]) -> Table:
-    sizes, times = ("rows", "GFLOP", "bytes", "FLOP/B"), ("predicted us", "measured us")
-    made = table(title, "part", *sizes, *times, "FLOPs", "bandwidth", "L2 hits", "mJ by bytes", "mJ", "bound")
-    for row in rows:
-        part, judged = row.part, row.verdict
-        made.add_row(
-            f"{part.phase} {part.name}",
-            str(part.rows),
-            f"{part.flops * 1e-9:,.2f}",
-            amount(part.memory_bytes),
-            f"{part.intensity:,.1f}",
-            f"{row.predicted * 1e6:,.1f}",
-            "" if row.measured is None else f"{row.measured * 1e6:,.1f}",
-            percent(judged.compute),
-            percent(judged.memory),
-            "" if row.counters is None else percent(row.counters.l2_hit_rate),
-            f"{part.energy_mj:,.0f}",
-            "" if row.energy is None else f"{row.energy.millijoules:,.0f}",
-            judged.bound,
-        )
+    shown: dict[str, list[str]] = {
+        "part": [f"{row.part.phase} {row.part.name}" for row in rows],
+        "rows": [str(row.part.rows) for row in rows],
+        "GFLOP": [f"{row.part.flops * 1e-9:,.2f}" for row in rows],
+        "bytes": [amount(row.part.memory_bytes) for row in rows],
+        "FLOP/B": [f"{row.part.intensity:,.1f}" for row in rows],
+        "predicted us": [f"{row.predicted * 1e6:,.1f}" for row in rows],
+        "measured us": ["" if row.measured is None else f"{row.measured * 1e6:,.1f}" for row in rows],
+        "FLOPs": [percent(row.verdict.compute) for row in rows],
+        "bandwidth": [percent(row.verdict.memory) for row in rows],
+        "L2 hits": ["" if row.counters is None else percent(row.counters.l2_hit_rate) for row in rows],
+        "mJ by bytes": [f"{row.part.energy_mj:,.0f}" for row in rows],
+        "mJ": ["" if row.energy is None else f"{row.energy.millijoules:,.0f}" for row in rows],
+        "bound": [row.verdict.bound for row in rows],
+    }
+    filled = {name: column for name, column in shown.items() if any(column)}
+    made = table(title, *filled)
+    for row in zip(*filled.values(), strict=True):
+        made.add_row(*row)
     return made
 
 

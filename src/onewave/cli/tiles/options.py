@@ -38,7 +38,7 @@ Queues = Annotated[
     ),
 ]
 WeightFormat = Annotated[
-    str, typer.Option("--weight-format", help="decode: of the weight stream: 16-bit, compact, int8 or fp8.")
+    str, typer.Option("--weight-format", help="decode: of the weight stream: 16-bit, compact, int8, fp8 or int4.")
 ]
 
 
