@@ -22,13 +22,11 @@ from onewave.models.llama import Llama
 
 if TYPE_CHECKING:
     from onewave.engine.wave_decode import WaveDecoder
-    from onewave.models.cpu_step import CpuSteps
+    from onewave.models.cpu_layers import CpuLayers
 
 _log = logging.getLogger("onewave")
 # Up to this many rows a decode step costs what its weights cost to read, however many rows are real.
 _FREE_ROWS = 64
-# Rows of a CPU's decode step up to which the interpreter's time counts.
-_MAX_LISTED_ROWS = 16
 # Tokens of the longest sequence that kernels are planned for at first. A longer one has twice as many planned for, or
 # more, and graphs captured anew: an order of tiles that suits 131,072 keys does not suit 500.
 _SHORT = 256
@@ -139,18 +137,18 @@ class ModelRunner:
         self._narrowed = self._kv.narrowed(blocks)
         self._graphs.clear()
         self._bound = None
-        self._cpu_steps = self._steps_of_jobs()
+        self._layers = self._listed_layers()
         self._passes = PromptPasses(
             self.model, self._narrowed, spare_slot=self._spare_slot, use_graphs=self._prompt_graphs
         )
 
-    def _steps_of_jobs(self) -> CpuSteps | None:
-        """Steps without the interpreter, where the model's operators are all jobs of the CPU's threads."""
+    def _listed_layers(self) -> CpuLayers | None:
+        """Layers without the interpreter, where the model's operators are all jobs of the CPU's threads."""
         if self._on_cuda:
             return None
-        from onewave.models.cpu_step import CpuSteps  # a GPU needs no Numba
+        from onewave.models.cpu_layers import CpuLayers  # a GPU needs no Numba
 
-        return CpuSteps(self.model, self._narrowed) if CpuSteps.takes(self.model, self._narrowed) else None
+        return CpuLayers(self.model) if CpuLayers.takes(self.model, self._narrowed) else None
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, (from, to), one after the other and after all that was launched before."""
@@ -184,7 +182,7 @@ class ModelRunner:
             if self.model.packs_prompts and self.model.prefill_backend == "auto":
                 return self._passes.run(chunks, each=each)
             batch = Batch.prefill([(chunk.slot, chunk.token_ids, chunk.start) for chunk in chunks], self.device)
-            return self.model.forward(batch, self._narrowed, each=each)
+            return self.model.forward(batch, self._narrowed, each=each, layers=self._layers)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -206,14 +204,12 @@ class ModelRunner:
         count = rows.num_rows
         if self._wave is not None:
             return self._wave.step(rows)
-        if self._cpu_steps is not None and count <= _MAX_LISTED_ROWS:
-            return self._cpu_steps.run(rows)
         if not self._on_cuda and count > 1 and self.model.dtype is not torch.float32:
             # PyTorch sums 16-bit products of several rows in another order than one row's: not batch-invariant.
             return torch.cat([self.model.forward(Batch.decode(*row), self._narrowed) for row in rows.split(1)])
         if not self._use_graphs:
             batch = Batch.decode(*(self._filled(rows) if self._on_cuda else rows))
-            return self.model.forward(batch, self._narrowed)[:count]
+            return self.model.forward(batch, self._narrowed, layers=self._layers)[:count]
         step = self._graph_for(count)
         if self._bound is None or self._bound[0] is not step or self._bound[1] is not rows.slots:
             step.rows.slots.fill_(self._spare_slot)

@@ -121,7 +121,7 @@ class Llama:
         on_cpu = self.device.type == "cpu"
         in_place = reads_pages(device_of(self.device), self.dtype, config.head_dim, block_size_on(self.device))
         # Whether a prompt pass whose lengths the host knows reads the cache in place.
-        self._reads_in_place = on_cpu and in_place
+        self.reads_in_place = on_cpu and in_place
         # Whether prompts run packed, their lengths known to the device alone: where attention reads the cache in place.
         # With dynamic NTK a prompt's angles depend on its length.
         self.packs_prompts = self.device.type == "cuda" and not self.rotary.varies and in_place
@@ -160,21 +160,51 @@ class Llama:
         return cache
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: KVCache, *, each: Callable[[int, Tensor], object] | None = None) -> Tensor:
+    def forward(
+        self,
+        batch: Batch,
+        kv: KVCache,
+        *,
+        each: Callable[[int, Tensor], object] | None = None,
+        layers: Callable[[LayerInputs], Tensor] | None = None,
+    ) -> Tensor:
         """Run every layer on the batch's tokens and append their keys and values to the cache.
 
         Returns float32 logits [sequences, vocab] of each sequence's last token. each: called in a prefill with the
-        logits of every token, some at a time, [some, vocab], and the number of the first. It may keep them.
+        logits of every token, some at a time, [some, vocab], and the number of the first. It may keep them. layers:
+        what runs the layers in the operators' place, with their result.
         """
-        config, weights = self.config, self.weights
-        rotary = self.rotary_rows(batch, kv.capacity)
-        places, reads = (
-            places_of(batch, kv),
-            Reads.of(batch, kv, in_place=self._reads_in_place and kv.k.dtype is self.dtype),
-        )
+        in_place = self.reads_in_place and kv.k.dtype is self.dtype
         # The residual stream stays float32: rounding it twice a layer would be the largest avoidable error of a 16-bit
         # model (test_parity.py).
-        residual = embedding(batch.token_ids, weights.embedding).float()
+        residual = embedding(batch.token_ids, self.weights.embedding).float()
+        places, reads = _places(batch, kv), Reads.of(batch, kv, in_place=in_place)
+        given = LayerInputs(batch, kv, residual, self._rotary_rows(batch, kv.capacity), places, reads)
+        normed = (self._layers if layers is None else layers)(given)
+        if batch.phase is not Phase.PREFILL:
+            return self._logits(normed)
+        ends: list[int] = []  # of a packed pass: every product gives a row the same bits
+        if batch.rows is not None:
+            last = batch.rows.last
+        else:
+            ends = [end - 1 for end in accumulate(chunk.length for chunk in batch.chunks)]
+            last = torch.tensor(ends, device=self.device)
+        own = self._logits(normed[last])
+        for first in range(0, len(normed) if each is not None else 0, _ROWS_OF_LOGITS):
+            logits = self._logits(normed[first : first + _ROWS_OF_LOGITS])
+            # A product of many rows may round differently: what is sampled must not depend on a question about the
+            # prompt.
+            for row, end in enumerate(ends):
+                if first <= end < first + len(logits):
+                    logits[end - first] = own[row]
+            assert each is not None
+            each(first, logits)
+        return own
+
+    def _layers(self, given: LayerInputs) -> Tensor:
+        """Return what the head multiplies, [tokens, hidden]: every layer's, and the last norm's."""
+        batch, kv, residual, rotary, places, reads = given
+        config, weights = self.config, self.weights
         normed = rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps)
         for index, layer in enumerate(weights.layers):
             cache = kv.layer(index)
@@ -196,31 +226,13 @@ class Llama:
             )
             attended = self._attend(batch, reads, queries, cache, kv.wide, config.layer_windows[index])
             normed, residual = post_attention(attended, residual, weights.post_attention[index], config.rms_norm_eps)
-        if batch.phase is not Phase.PREFILL:
-            return self._logits(normed)
-        ends: list[int] = []  # of a packed pass: every product gives a row the same bits
-        if batch.rows is not None:
-            last = batch.rows.last
-        else:
-            ends = [end - 1 for end in accumulate(chunk.length for chunk in batch.chunks)]
-            last = torch.tensor(ends, device=self.device)
-        own = self._logits(normed[last])
-        for first in range(0, len(normed) if each is not None else 0, _ROWS_OF_LOGITS):
-            logits = self._logits(normed[first : first + _ROWS_OF_LOGITS])
-            # A product of many rows may round differently: what is sampled must not depend on a question about the
-            # prompt.
-            for row, end in enumerate(ends):
-                if first <= end < first + len(logits):
-                    logits[end - first] = own[row]
-            assert each is not None
-            each(first, logits)
-        return own
+        return normed
 
     def _logits(self, normed: Tensor) -> Tensor:
         """Float32 [rows, vocab]."""
         return linear(normed, self.weights.head, out_dtype=torch.float32)
 
-    def rotary_rows(self, batch: Batch, capacity: int) -> Tensor:
+    def _rotary_rows(self, batch: Batch, capacity: int) -> Tensor:
         """Cosines and sines of every token, float32 [tokens, rotary_dim]. capacity: positions that the cache holds."""
         if batch.phase is Phase.DECODE or batch.rows is not None:
             # A GPU's positions are not read back; on a CPU the table grows as sequences do.
@@ -277,8 +289,7 @@ class Places(NamedTuple):
     table: Tensor | None
 
 
-def places_of(batch: Batch, kv: KVCache) -> Places:
-    """Return where a batch's keys and values go."""
+def _places(batch: Batch, kv: KVCache) -> Places:
     if kv.block_table is None or kv.block_table.is_cuda:
         return Places(batch.slots, batch.positions, kv.block_table)
     # Looked up once, not in every layer: a CPU's loops take blocks.
@@ -319,3 +330,14 @@ class Reads(NamedTuple):
             return cls(batch.slots, lengths, chunks=tuple(chunk.slot for chunk in chunks))
         used = [table[chunk.slot, : -(-chunk.end // kv.block_size)].long() for chunk in chunks]
         return cls(table, lengths, chunks=tuple(int(row) if row.is_cpu and len(row) == 1 else row for row in used))
+
+
+class LayerInputs(NamedTuple):
+    """What the layers of a pass work on. residual: the tokens' embeddings; rotary: cosines and sines of each token."""
+
+    batch: Batch
+    kv: KVCache
+    residual: Tensor
+    rotary: Tensor
+    places: Places
+    reads: Reads

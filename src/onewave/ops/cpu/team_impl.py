@@ -10,6 +10,7 @@ looks at what was there, so a thread that comes late draws from the newest job o
 mix up two jobs. A job's kernel and arguments are written before its ticket and stay until all its chunks are done.
 
 Workers spin between jobs for a few milliseconds, then leave compiled code and sleep until the next job wakes them.
+While a list of jobs runs they do not sleep.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ from onewave.base.settings import Settings
 from onewave.ops.cpu.math_impl import FAST, integers
 
 # Places in the shared int64 array, each on its own cache line.
-_TICKET, _DONE, _BUSY, _KERNEL, _TABLE, _CHUNK, _COUNT = (8 * i for i in range(7))
+_TICKET, _DONE, _BUSY, _KERNEL, _TABLE, _CHUNK, _COUNT, _LISTS = (8 * i for i in range(8))
 _MAX_ARGUMENTS = 18
 _PADDING = (0,) * _MAX_ARGUMENTS
 _MAX_CHUNKS = 4096
 # One poll is an atomic load, a few nanoseconds.
 _IDLE_POLLS = 1_000_000
 _WAIT_POLLS = 20_000
+# Parts of a list of jobs before each of which sleeping workers are woken: that takes a microsecond.
+_LIST_PARTS = 8
 
 _SIGNATURE = types.void(types.int64, types.int64, types.int64)
 _LEAD_SIGNATURE = types.void(
@@ -154,11 +157,11 @@ def _draw(state_at):
 
 @_kept(njit, nogil=True)
 def _work(state_at, last_job):
-    """A worker's loop. Returns the last job seen when none has come for a while."""
+    """A worker's loop. Returns the last job seen when none has come for a while and no list of jobs runs."""
     idle = 0
     while idle < _IDLE_POLLS:
         if (_atomic_load(state_at + _TICKET * 8) >> 40) & 0xFFFFFF == last_job:
-            idle += 1
+            idle = idle + 1 if _atomic_load(state_at + _LISTS * 8) == 0 else 0
             continue
         last_job = _draw(state_at)
         idle = 0
@@ -210,9 +213,12 @@ def _lead(state_at, function, number, arguments, count, chunk):
 
 @_kept(njit, _LEAD_ALL_SIGNATURE, nogil=True)
 def _lead_all(state_at, jobs_at, num_jobs):
+    # A worker that fell asleep within a list would stay asleep.
+    _atomic_add(state_at + _LISTS * 8, 1)
     jobs = integers(jobs_at, num_jobs * _JOB_WORDS)
     for job in range(0, num_jobs * _JOB_WORDS, _JOB_WORDS):
         _do(state_at, jobs[job], jobs_at + (job + 3) * 8, jobs[job + 1], jobs[job + 2])
+    _atomic_add(state_at + _LISTS * 8, -1)
 
 
 class _Team:
@@ -322,10 +328,14 @@ class JobList:
             for job in jobs
             if job.items
         ]
-        self._table: NDArray[np.int64] = np.array(rows, np.int64)
+        self._parts: list[NDArray[np.int64]] = np.array_split(
+            np.array(rows, np.int64), max(1, min(_LIST_PARTS, len(rows)))
+        )
 
     def run(self) -> None:
         """Run all of them."""
         team = _team()
-        team.wake()
-        _lead_all(team.state_at, self._table.ctypes.data, len(self._table))
+        for part in self._parts:
+            # More than once: a worker that waits for the interpreter on its way to sleep is not seen yet.
+            team.wake()
+            _lead_all(team.state_at, part.ctypes.data, len(part))
