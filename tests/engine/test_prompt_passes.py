@@ -137,7 +137,7 @@ def test_starts_of_a_pass_are_aligned_as_prebuilt_kernels_take_them(num_tokens: 
     """Triton compiles another kernel for addresses that are no multiples of 16: seconds amid requests."""
     words = torch.zeros(PromptRows.num_words(num_tokens, MAX_SEQUENCES), dtype=torch.int64)
     rows = PromptRows.of_words(words, num_tokens, MAX_SEQUENCES)
-    for part in (rows.starts_q, rows.starts_k, rows.sequences, rows.last, rows.token_ids):
+    for part in rows:
         assert part.data_ptr() % 16 == 0
     for value, part in enumerate(rows, 1):
         part.fill_(value)

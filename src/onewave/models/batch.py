@@ -51,18 +51,17 @@ class PromptRows(NamedTuple):
 
     @classmethod
     def of_words(cls, words: Tensor, num_tokens: int, num_sequences: int) -> PromptRows:
-        """The rows in int64 words, `num_words` of them. The starts come first, each 16-byte aligned as prebuilt
-        kernels take them."""
+        """The rows in int64 words, `num_words` of them. All are 16-byte aligned, as prebuilt kernels take them."""
         num_starts = _aligned_starts(num_sequences)
         starts = words[:num_starts].view(torch.int32).view(2, num_starts)[:, : num_sequences + 1]
         sequences, last = words[num_starts:][: 2 * num_sequences].view(2, num_sequences)
-        token_ids, positions, slots = words[num_starts + 2 * num_sequences :].view(3, num_tokens)
+        token_ids, positions, slots = words[num_starts + 2 * num_sequences :].view(3, -1)[:, :num_tokens]
         return cls(token_ids, positions, slots, sequences, last, starts[0], starts[1])
 
     @staticmethod
     def num_words(num_tokens: int, num_sequences: int) -> int:
         """Words that hold so many tokens and sequences."""
-        return 3 * num_tokens + 2 * num_sequences + _aligned_starts(num_sequences)
+        return 3 * (num_tokens + num_tokens % 2) + 2 * num_sequences + _aligned_starts(num_sequences)
 
 
 def _aligned_starts(num_sequences: int) -> int:

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -144,22 +145,26 @@ def launches_of_load(config: ModelConfig, options: LoadOptions, program: WavePro
         sketches.compile_packing(stream)
         model = sketches.PlainSketch(config, stream, max_model_len=min(options.positions(config), CHECKED_CAPACITY))
         sketches.keep_in(model, options.kv_dtype)
-        _run_plainly(model, stream, sequences)
+        _run_plainly(model, stream, sequences, options.positions(config))
         compile_kernels(config.vocab_size, device)
     return found
 
 
 @torch.inference_mode()
-def _run_plainly(model: Llama, stream: WeightStream, sequences: int) -> None:
+def _run_plainly(model: Llama, stream: WeightStream, sequences: int, reach: int) -> None:
     """Run what the self-check and a first prompt do, once of each kind; the prompt with matrices that are kept
-    unpacked, and without."""
+    unpacked, and without. reach: tokens of the longest sequence, whose blocks a row of the served table has room for."""
     lengths, device = checked_lengths(model.max_model_len, sequences), model.device
     kv = model.new_row_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY)
     for length in dict.fromkeys(lengths):
         model.forward(Batch.prefill([(0, [0] * length, 0)], device), kv)
     tokens, positions = torch.zeros(sequences, dtype=torch.int64, device=device), torch.tensor(lengths, device=device)
     model.forward(Batch.decode(tokens, positions, torch.arange(sequences, device=device)), kv)
-    passes = PromptPasses(model, kv, spare_slot=sequences, use_graphs=False)
+    assert kv.block_table is not None
+    blocks = kv.block_table.shape[1]
+    table = kv.block_table.new_zeros(sequences + 1, max(blocks, -(-reach // kv.block_size)))
+    served = replace(kv, block_table=table).narrowed(blocks)
+    passes = PromptPasses(model, served, spare_slot=sequences, use_graphs=False)
     for length in dict.fromkeys((1, min(16, max(lengths)), max(lengths))) if model.packs_prompts else ():
         for stream.keeping in (True, False):
             passes.run([PromptChunk(0, [0] * length)])
