@@ -34,14 +34,13 @@ from onewave.engine.load.streamed import stream_model
 from onewave.models import llama, llama_plan
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama_plan import plan_decode
+from onewave.ops.post_attention import PostAttentionWeights
 from onewave.wave.launch import launch
 from onewave.wave.weights import pack
 from onewave.weights.fetch.sources import ModelLocation
 
 GPU = torch.device("cuda", 0)
-OPERATORS = (
-    "add_rms_norm", "append_kv", "attention", "decode_attention", "embedding", "linear", "linear_swiglu", "rms_norm",
-)  # fmt: skip
+OPERATORS = ("append_kv", "attention", "decode_attention", "embedding", "linear", "post_attention", "rms_norm")
 FAMILIES = {
     "own head": BASE,
     "tied tables": replace(BASE, tie_word_embeddings=True),
@@ -94,6 +93,8 @@ def seen_by(value: Any) -> Any:
         return value.dtype, tuple(value.shape), value.stride(), value.data_ptr() % 16
     if isinstance(value, pack.StreamMatrix):
         return value.height, value.cols, value.count
+    if isinstance(value, PostAttentionWeights):
+        return tuple(map(seen_by, vars(value).values()))
     return value
 
 
