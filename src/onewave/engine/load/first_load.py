@@ -153,7 +153,7 @@ def launches_of_load(config: ModelConfig, options: LoadOptions, program: WavePro
 @torch.inference_mode()
 def _run_plainly(model: Llama, stream: WeightStream, sequences: int, reach: int) -> None:
     """Run what the self-check and a first prompt do, once of each kind; the prompt with matrices that are kept
-    unpacked, and without. reach: tokens of the longest sequence, whose blocks a row of the served table has room for."""
+    unpacked, and without. reach: tokens of the longest sequence: rows of the served table have room for its blocks."""
     lengths, device = checked_lengths(model.max_model_len, sequences), model.device
     kv = model.new_row_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY)
     for length in dict.fromkeys(lengths):
