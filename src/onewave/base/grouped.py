@@ -95,6 +95,13 @@ class GroupNumbers:
         return GroupNumbers(self.base[rows], None if self.steps is None else self.steps[rows])
 
 
+@dataclass(frozen=True)
+class InputScale:
+    """The scale of the 8-bit activations that a matrix is multiplied by. static: None: each token has its own."""
+
+    static: float | None
+
+
 @dataclass(frozen=True, eq=False)
 class GroupedMatrix:
     """A quantised [rows, cols] matrix.
@@ -102,7 +109,7 @@ class GroupedMatrix:
     codes: [rows, cols], one a byte: int8 of signed ones (never with the file's bias: 4 bits are -8..7), uint8 of
     unsigned ones and of the bits of e4m3. zero_points: uint8|int8 [rows, groups], minima: numbers to take away, each
     where the format has them. columns: int64 [cols], the matrix's column that column i of the codes is (activation
-    order); None: the same.
+    order); None: the same. inputs: None: activations stay as they are.
     """
 
     format: GroupFormat
@@ -112,6 +119,7 @@ class GroupedMatrix:
     zero_points: Codes | None = None
     minima: GroupNumbers | None = None
     columns: npt.NDArray[np.int64] | None = None
+    inputs: InputScale | None = None
 
     def select(self, rows: Rows) -> GroupedMatrix:
         """Return the chosen rows, in the order given."""
@@ -124,6 +132,7 @@ class GroupedMatrix:
             None if self.zero_points is None else self.zero_points[rows],
             None if self.minima is None else self.minima.select(rows),
             self.columns,
+            self.inputs,
         )
 
     def dequantize(self) -> Floats:

@@ -64,6 +64,14 @@ def _nibbles(group: int, *, minima: bool) -> GroupRounding:
     return GroupRounding(name, number, (32 + rows) / 64, 32, rows, group, minima)
 
 
+@dataclass(frozen=True)
+class ScaledFormat(WeightFormat):
+    """One-byte weights with a scale a row, whose products round activations to the same codes by token. No stream
+    holds them. codes: a name in ROW_ROUNDINGS."""
+
+    codes: str
+
+
 ROW_ROUNDINGS = {
     found.name: found for found in (RowRounding("int8", 1, 1, 64, 0, 127.0), RowRounding("fp8", 2, 1, 64, 0, 448.0))
 }
@@ -74,6 +82,8 @@ NESTED = GroupRounding("4 bits, nested groups of 32", 10, 38 / 64, 32, 6, group=
 """Four bits as GGUF's Q4_K has them: 4.75 with what lies beside them."""
 ROUNDINGS: dict[str, Rounding] = {**ROW_ROUNDINGS, "int4": NIBBLES[128, False]}
 """Formats that weights can be rounded to on load, by name."""
+SCALED = {name: ScaledFormat(name, 0, 1, 0, 0, codes) for name, codes in (("w8a8", "int8"), ("fp8-w8a8", "fp8"))}
+"""Formats of weights and activations that matrices can be rounded to on load, by name."""
 COMPACT = WeightFormat("compact", 3, COMPACT_BYTES, 32, 8)
 """bfloat16 weights in thirteen bits, without loss (compact.py)."""
 WEIGHT_BYTES: dict[str, float] = {"16-bit": 2} | {
@@ -117,6 +127,15 @@ def mixed(nibbles: GroupRounding, widths: Mapping[str, int]) -> MixedFormat:
     n = nibbles
     name, kept = f"{n.name}, mixed", tuple(sorted(widths.items()))
     return MixedFormat(name, n.number + 16, n.weight_bytes, n.box_rows, n.beside_rows, n, kept)
+
+
+def find_quantization(name: object) -> Rounding | ScaledFormat | None:
+    """Find what matrices are rounded to on load by name; None for None. Raises InvalidArgumentError."""
+    if isinstance(name, str) and name in SCALED:
+        return SCALED[name]
+    if name is None or (isinstance(name, str) and name in ROUNDINGS):
+        return find_rounding(name)
+    raise InvalidArgumentError("quantization", got=shown(name), allowed=f"{', '.join((*ROUNDINGS, *SCALED))} or None")
 
 
 def find_rounding(name: object) -> Rounding | None:

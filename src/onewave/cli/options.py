@@ -39,7 +39,8 @@ Quantization = Annotated[
     str | None,
     typer.Option(
         "--quantization",
-        help="int8 or fp8 (a scale a row) or int4 (a scale for 128 columns): what to round the matrices to.",
+        help="int8 or fp8 (a scale a row) or int4 (a scale for 128 columns): what to round the matrices to; w8a8 or"
+        " fp8-w8a8: to int8 or fp8, and activations with them, by token.",
     ),
 ]
 KvCacheDtype = Annotated[

@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
-from onewave.base.weight_formats import find_rounding
+from onewave.base.weight_formats import find_quantization
 
 DECODE_PATHS = ("auto", "wave", "graph", "eager")
 KV_CACHE_DTYPES = ("auto", "int8", "fp8")
@@ -45,7 +45,7 @@ class EngineOptions:
     progress: bool = False
 
     def __post_init__(self) -> None:
-        find_rounding(self.quantization)
+        find_quantization(self.quantization)
         flag_or_none("compact", self.compact)
         whole("max_num_seqs", self.max_num_seqs, 1, _MAX_SEQUENCES)
         whole("max_num_batched_tokens", self.max_num_batched_tokens, 1)

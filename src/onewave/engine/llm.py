@@ -75,6 +75,7 @@ class LLM:
     quantization: None, or what the matrices are rounded to as the model loads: "int8" or "fp8" (e4m3) with a scale a
     row, or "int4" with a scale for 128 columns. The wave then reads that; activations, sums, cache and embedding keep
     their types. Other decode paths and a CPU keep the same rounded weights in the model's dtype, and save no memory.
+    "w8a8" or "fp8-w8a8": int8 or e4m3 matrices whose products round activations to the same by token; not in the wave.
     kv_cache_dtype: auto (the model's), or "int8" or "fp8" (e4m3), which hold twice the tokens. A KV head's scale is the
     checkpoint's, or made at load from a small text, and constant from then on.
     compact: with the wave, keep bfloat16 matrices in thirteen bits a weight, without loss, so that a token reads a

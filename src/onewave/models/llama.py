@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 else:
     MatrixWeight = LinearWeight  # a CPU never imports the wave
     Table = LinearWeight
-"""A projection: a tensor, packed rows for the CPU's kernels, or a matrix that lies in a wave's stream."""
+"""A projection: a tensor, packed rows for the CPU's kernels, 8-bit rows that quantise what they are multiplied by, or a
+matrix that lies in a wave's stream."""
 
 
 # Of a prompt whose every token's logits are asked for: [64, 128k] float32 is 32 MiB.
@@ -57,7 +58,8 @@ NORMS = {"qkv": "input_norm", "gate_up": "post_norm"}
 def plain(matrix: object, what: str) -> Tensor:
     """Return a matrix that is a tensor. Raises UnsupportedError for packed rows, and for one that lies in a stream."""
     if not isinstance(matrix, Tensor):
-        got = "weights in a stream" if hasattr(matrix, "stream") else "packed weights"
+        kinds = {"stream": "weights in a stream", "parts": "weights that quantise activations"}
+        got = next((kinds[name] for name in kinds if hasattr(matrix, name)), "packed weights")
         raise UnsupportedError(what, got=got, allowed="plain tensors")
     return matrix
 

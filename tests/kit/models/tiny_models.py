@@ -77,11 +77,18 @@ def oracle(directory: Path, dtype: torch.dtype = torch.float32, attention: str =
     return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention).eval()
 
 
-def ours(path: Path, dtype: torch.dtype = torch.float32, *, packed: bool = False, device: torch.device = CPU) -> Llama:
+def ours(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    packed: bool = False,
+    scaled: bool = False,
+    device: torch.device = CPU,
+) -> Llama:
     """Load a checkpoint with onewave: a GGUF file or a directory."""
     location = ModelLocation("hf" if path.is_dir() else "gguf", path, path.name)
     options = LoadOptions(dtype=dtype, device=device, max_model_len=64)
-    return load_model(location, load_config(location), options, packed=packed)
+    return load_model(location, load_config(location), options, packed=packed, scaled=scaled)
 
 
 @torch.inference_mode()

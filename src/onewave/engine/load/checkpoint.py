@@ -45,6 +45,7 @@ from onewave.models.names import GGUF, HF, Layout, check_tensors, expected_shape
 from onewave.models.registry import FAMILIES
 from onewave.ops.attention.checks import check_head_dim
 from onewave.ops.linear import LinearWeight, PackedWeight, can_pack, has_finite_scales, pack, pack_dense, stack
+from onewave.ops.scaled_linear import ScaledMatrix, ScaledPart
 from onewave.weights.fetch.sources import LOAD_FORMATS, ModelLocation
 from onewave.weights.store import WeightStore, quote
 
@@ -60,21 +61,24 @@ _MAX_THREADS = 8
 _MATRICES = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 
 
-def load_model(location: ModelLocation, config: ModelConfig, options: LoadOptions, *, packed: bool = False) -> Llama:
+def load_model(
+    location: ModelLocation, config: ModelConfig, options: LoadOptions, *, packed: bool = False, scaled: bool = False
+) -> Llama:
     """Load a model's weights, or with load_format="dummy" make up random ones of its shape.
 
     config: what `load_config` returned. packed: keep every matrix tiled in the checkpoint's number format where the CPU
-    kernels read it, else in float32 (float32 on the CPU only).
+    kernels read it, else in float32 (float32 on the CPU only). scaled: matrices whose config asks for 8-bit
+    activations stay in 8 bits and quantise them.
     Raises WeightsError naming file and tensor, UnsupportedError, InvalidArgumentError, CapacityError.
     """
-    with open_parts(location, config, options, packed=packed) as parts:
+    with open_parts(location, config, options, packed=packed, scaled=scaled) as parts:
         weights = _build(parts, config, progress=options.progress)
         return Llama(config, weights, max_model_len=options.positions(config))
 
 
 @contextmanager
 def open_parts(
-    location: ModelLocation, config: ModelConfig, options: LoadOptions, *, packed: bool = False
+    location: ModelLocation, config: ModelConfig, options: LoadOptions, *, packed: bool = False, scaled: bool = False
 ) -> Generator[ModelParts]:
     """Open a checkpoint; its parts are then built one by one. Arguments and errors as of `load_model`."""
     dtype, device = options.dtype, options.device
@@ -84,13 +88,13 @@ def open_parts(
         raise UnsupportedError("packed weights", got=f"{dtype} on {device}", allowed="torch.float32 on cpu")
     if device.type != "cpu":
         check_head_dim(f"model {location.name}", config.head_dim, on_cpu=False, least=8)
-    store, layout = _open(location, config, options)
+    store, layout = _open(location, config, options, scaled=scaled)
     try:
         check_tensors(store, config, layout)
         if device.type == "cpu":
-            _check_room(location, config, store, layout, dtype, packed=packed)
+            _check_room(location, config, store, layout, dtype, packed=packed or scaled)
         interleaved = layout is GGUF and FAMILIES[config.family].interleaved_gguf
-        parts = ModelParts(store, config, layout, dtype, device, packed=packed, interleaved=interleaved)
+        parts = ModelParts(store, config, layout, dtype, device, packed=packed, scaled=scaled, interleaved=interleaved)
         try:
             yield parts
         except OutOfReachError:
@@ -107,7 +111,9 @@ def open_parts(
         store.close()
 
 
-def _open(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> tuple[WeightStore, Layout]:
+def _open(
+    location: ModelLocation, config: ModelConfig, options: LoadOptions, *, scaled: bool
+) -> tuple[WeightStore, Layout]:
     """Open the checkpoint by its kind; only that kind's reader is imported."""
     load_format = options.load_format
     if load_format not in LOAD_FORMATS:
@@ -133,7 +139,10 @@ def _open(location: ModelLocation, config: ModelConfig, options: LoadOptions) ->
         from onewave.weights.quantized.store import QuantizedStore
 
         store = QuantizedStore(store, scheme)
-        _say_dequantised({scheme.method}, options)
+        if scheme.not_followed is not None:
+            _log.warning("activations stay in 16 bits or more: the checkpoint asks for %s", scheme.not_followed)
+        if not scaled:
+            _say_dequantised({scheme.method}, options)
     return store, hf_layout(store.tensors)
 
 
@@ -181,10 +190,11 @@ class ModelParts:
         device: torch.device,
         *,
         packed: bool,
+        scaled: bool,
         interleaved: bool,
     ):
         self._store, self._config, self._layout = store, config, layout
-        self._dtype, self._device, self._packed = dtype, device, packed
+        self._dtype, self._device, self._packed, self._scaled = dtype, device, packed, scaled
         self._parts = layer_part_shapes(config)
         # Rows to take, in order; None takes them as they are.
         self._q_rows = _half_split_rows(config, config.num_heads) if interleaved else None
@@ -301,6 +311,8 @@ class ModelParts:
 
     def _matrix(self, names: list[str], rows: Sequence[NDArray[np.int64] | None] = (None, None, None)) -> LinearWeight:
         """Stack the rows of 2-D tensors into one weight."""
+        if self._scaled and (made := self._scaled_matrix(names, rows)) is not None:
+            return made
         if not self._packed:
             return self._dense(names, rows)
         stored = [self._stored(name, order) for name, order in zip(names, rows, strict=False)]
@@ -313,6 +325,31 @@ class ModelParts:
             else:
                 pieces.append(pack(_stacked([block for i in numbers if (block := stored[i]) is not None])))
         return stack(pieces)
+
+    def _scaled_matrix(self, names: list[str], rows: Sequence[NDArray[np.int64] | None]) -> ScaledMatrix | None:
+        """Stack the rows of 8-bit tensors whose activations are quantised; None where any is something else."""
+        if not all(self._store.tensors[name].dtype.startswith(("int8", "fp8")) for name in names):
+            return None
+        found = [self._store.load_grouped(name) for name in names]
+        pieces = [matrix for matrix in found if matrix is not None and matrix.inputs is not None]
+        if len(pieces) < len(names):
+            return None
+        pieces = [piece if order is None else piece.select(order) for piece, order in zip(pieces, rows, strict=False)]
+        # Neighbours whose activations have the same codes are one part.
+        parts = [
+            self._scaled_part(list(run)) for _, run in groupby(pieces, lambda piece: (piece.inputs, piece.format.code))
+        ]
+        return ScaledMatrix(tuple(parts))
+
+    def _scaled_part(self, pieces: list[GroupedMatrix]) -> ScaledPart:
+        def put(arrays: list[NDArray[Any]]) -> Tensor:
+            return torch.as_tensor(np.concatenate(arrays)).to(self._device)
+
+        codes, inputs = put([piece.codes for piece in pieces]), pieces[0].inputs
+        scale = put([np.broadcast_to(piece.scales.base, (piece.shape[0], 1))[:, 0] for piece in pieces])
+        assert inputs is not None
+        static = None if inputs.static is None else torch.tensor([inputs.static], device=self._device)
+        return ScaledPart(codes.view(torch.float8_e4m3fn) if codes.dtype is torch.uint8 else codes, scale, static)
 
     def _stored(self, name: str, order: NDArray[np.int64] | None) -> QuantizedRows | None:
         """A tensor's rows of blocks that a CPU multiplies as they are; None for one that becomes dense."""

@@ -12,7 +12,7 @@ import torch
 from onewave.base.device import current_device
 from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError, shown
 from onewave.base.settings import Settings
-from onewave.base.weight_formats import COMPACT, WeightFormat, find_rounding, name_of
+from onewave.base.weight_formats import COMPACT, WeightFormat, find_quantization, name_of
 from onewave.engine.arguments import DTYPES, EngineOptions, check_decode, check_device, whole
 from onewave.engine.load.options import NAMES_8_BITS, LoadOptions
 from onewave.weights.fetch.sources import ModelLocation, resolve
@@ -151,7 +151,7 @@ def choose_weight_format(
     """What the wave's weights are kept as: rounded if that was asked for, else compact where they are bfloat16, unless
     that was not wanted; None: as they are. decode: of choose_decode. Raises InvalidArgumentError, UnsupportedError."""
     check_compact(compact, quantization, decode=decode, dtype=dtype)
-    rounding = find_rounding(quantization)
+    rounding = find_quantization(quantization)
     may_be = dtype is torch.bfloat16 and decode in _WAVE_PATHS and rounding is None
     return COMPACT if may_be and compact is not False else rounding
 

@@ -70,7 +70,7 @@ def _may_plan(path: str, config: ModelConfig, options: LoadOptions) -> bool:
     from onewave.models.llama_plan import unsupported_because
 
     batch = options.max_num_seqs
-    if path not in ("auto", "wave") or options.device.type != "cuda":
+    if path not in ("auto", "wave") or options.device.type != "cuda" or options.scaled is not None:
         return False
     if unsupported_because(config, batch) is not None or (path == "auto" and not options.launches_pay):
         return False

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from onewave.base.errors import CapacityError, ModelError, OnewaveError
+from onewave.base.errors import CapacityError, ModelError, OnewaveError, UnsupportedError
+from onewave.base.weight_formats import Rounding
 from onewave.engine.load.checkpoint import load_model
 from onewave.engine.load.kv_format import set_kv_format
 from onewave.engine.load.options import LoadOptions
 from onewave.models.config.model_config import ModelConfig
+from onewave.models.config.read import load_scheme
 from onewave.models.llama import Llama
 from onewave.weights.fetch.sources import ModelLocation
 
@@ -58,10 +60,16 @@ def load(
     if decode == "auto" and options.insists:
         decode = "wave"  # nothing else keeps such weights
     if decode in _WAVE_PATHS:
+        if options.scaled is not None:
+            reason = f"activations in 8 bits ({options.scaled.name})"
+            if decode == "wave":
+                raise UnsupportedError("decode wave", got=reason, allowed="16 bits", next='Use decode="graph".')
+        elif decode == "auto" and asks_for_scaled(location, options):
+            reason = "the checkpoint asks for activations in 8 bits, which decode='wave' keeps in 16"
         from onewave.engine.load.wave import load_wave
         from onewave.engine.wave_decode import unsuited
 
-        if decode == "auto":
+        if decode == "auto" and reason is None:
             reason = unsuited(config, options.dtype, options.device, options.max_num_seqs, options.kv_dtype)
             if reason is None and not options.launches_pay:
                 reason = f"a step would take {options.launches} launches; graphs take all rows at once"
@@ -79,6 +87,15 @@ def load(
     return _load_plain(location, config, options), None
 
 
+def asks_for_scaled(location: ModelLocation, options: LoadOptions) -> bool:
+    """Whether a checkpoint's products are to round activations to 8 bits: then they do in prompts and in steps alike,
+    on a CPU and with CUDA graphs. Only the wave keeps 16 bits, and so do its prompts (decode="wave")."""
+    if options.load_format == "dummy" or options.rounding is not None or options.scaled is not None:
+        return False
+    scheme = load_scheme(location)
+    return scheme is not None and scheme.activations is not None
+
+
 def in_short(error: Exception) -> str:
     """One line about an error."""
     if isinstance(error, OnewaveError):
@@ -87,21 +104,25 @@ def in_short(error: Exception) -> str:
 
 
 def _load_plain(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> Llama:
-    rounding = options.rounding
+    rounding = options.rounding or options.scaled
     tiled = options.device.type == "cpu" and options.dtype is torch.float32
     with options.times.phase("weights"):
-        found = load_model(location, config, options, packed=tiled and rounding is None)
+        scaled = asks_for_scaled(location, options)
+        found = load_model(location, config, options, packed=tiled and rounding is None, scaled=scaled)
     if rounding is not None:
-        from onewave.engine.load.rounded import pack_rounded, round_weights
+        from onewave.engine.load.rounded import pack_rounded, round_weights, scale_weights
         from onewave.engine.load.rounding_cost import sample_logits, say_cost
 
         sample: Sequence[int] = () if options.sample is None else options.sample()
         before = sample_logits(found, sample) if sample else None
-        if not tiled:
+        if not tiled and isinstance(rounding, Rounding):
             name = str(options.dtype).removeprefix("torch.")
             _log.warning("%s weights are kept in %s: only the wave holds them packed", rounding.name, name)
         try:
-            found.weights = (pack_rounded if tiled else round_weights)(found.weights, rounding)
+            if isinstance(rounding, Rounding):
+                found.weights = (pack_rounded if tiled else round_weights)(found.weights, rounding)
+            else:
+                found.weights = scale_weights(found.weights, rounding)
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"weights of {location.name}",

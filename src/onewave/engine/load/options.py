@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from onewave.base.settings import Settings
-from onewave.base.weight_formats import MixedFormat, Rounding, WeightFormat
+from onewave.base.weight_formats import MixedFormat, Rounding, ScaledFormat, WeightFormat
 from onewave.engine.load.stopwatch import Stopwatch
 from onewave.models.config.model_config import ModelConfig
 
@@ -80,9 +80,14 @@ class LoadOptions:
         """The weight format, if it rounds."""
         return self.weight_format if isinstance(self.weight_format, Rounding) else None
 
+    @property
+    def scaled(self) -> ScaledFormat | None:
+        """The weight format, if products with it round activations."""
+        return self.weight_format if isinstance(self.weight_format, ScaledFormat) else None
+
     def with_sample(self, tokenizer: Future[tuple[Tokenizer | None, TokenizerError | None]]) -> LoadOptions:
         """These options with a sample by a tokenizer that loads meanwhile, where weights or the cache are rounded."""
-        if self.rounding is None and self.kv_dtype is None:
+        if self.rounding is None and self.scaled is None and self.kv_dtype is None:
             return self
 
         def sample() -> Sequence[int]:

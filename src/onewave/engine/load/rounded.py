@@ -18,9 +18,18 @@ from onewave.base.group_rounding import round_groups, rounded
 from onewave.base.grouped import Code, GroupedMatrix, GroupFormat, GroupNumbers
 from onewave.base.repack import nearest_blocks
 from onewave.base.rounding import round_rows
-from onewave.base.weight_formats import NIBBLES, ROUNDINGS, GroupRounding, Rounding, RowRounding
+from onewave.base.weight_formats import (
+    NIBBLES,
+    ROUNDINGS,
+    ROW_ROUNDINGS,
+    GroupRounding,
+    Rounding,
+    RowRounding,
+    ScaledFormat,
+)
 from onewave.models.llama import MATRICES, NORMS, LayerWeights, LlamaWeights, plain
 from onewave.ops.linear import PackedWeight, pack, pack_dense
+from onewave.ops.scaled_linear import ScaledMatrix, ScaledPart
 
 _FORMATS = {
     "int4": GroupFormat(Code.SIGNED, 4, NIBBLES[128, False].group, number="F32"),
@@ -65,6 +74,25 @@ def pack_rounded(weights: LlamaWeights, rounding: Rounding) -> LlamaWeights:
     head = _packed(plain(weights.head, "quantization"), weights.norm, rounding)
     embedding = _narrowest(plain(weights.embedding, "quantization"))
     return LlamaWeights(embedding, tuple(layer(one) for one in weights.layers), ones, head)
+
+
+@torch.inference_mode()
+def scale_weights(weights: LlamaWeights, form: ScaledFormat) -> LlamaWeights:
+    """The model with its layers' matrices in one byte, a scale a row, whose products round activations by token.
+
+    Norms' gains stay apart, and the embedding and the head as they are, as W8A8 checkpoints have them. Raises
+    UnsupportedError for packed matrices.
+    """
+    rounding = ROW_ROUNDINGS[form.codes]
+
+    def scaled(matrix: Tensor) -> ScaledMatrix:
+        parts = [round_rows(rows, rounding) for rows in _steps(matrix, None)]
+        codes, scale = (torch.cat([part[which] for part in parts]) for which in range(2))
+        kind = torch.int8 if form.codes == "int8" else torch.float8_e4m3fn
+        return ScaledMatrix((ScaledPart(codes.view(kind), scale),))
+
+    layers = [replace(one, **{name: scaled(_matrix(one, name)) for name in MATRICES}) for one in weights.layers]
+    return replace(weights, layers=tuple(layers))
 
 
 def _narrowest(table: Tensor) -> PackedWeight:

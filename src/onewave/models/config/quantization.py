@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from onewave.models.config.fields import Fields
-from onewave.weights.quantized.scheme import Packing, Scheme, Sharing
+from onewave.weights.quantized.scheme import Activations, Packing, Scheme, Sharing
 
 _NEXT = "Use the model's unquantised checkpoint or a GGUF of it."
 _BITS = (4, 8)
@@ -71,13 +71,19 @@ def _fp8(section: Fields) -> Scheme:
     if form not in ("e4m3", "float8_e4m3fn"):
         raise section.unsupported("fmt", form, "e4m3", next=_NEXT)
     block = section.items("weight_block_size")
+    asked = section.text("activation_scheme") or "dynamic"
+    if asked not in ("dynamic", "static"):
+        raise section.unsupported("activation_scheme", asked, "dynamic, static", next=_NEXT)
     if block is None:
-        return Scheme("fp8", Packing.PLAIN, ((8, Sharing(None, None)), (8, Sharing(1, None))))
-    return Scheme("fp8", Packing.BLOCKS, ((8, _block(section, "weight_block_size")),))
+        kinds = ((8, Sharing(None, None)), (8, Sharing(1, None)))
+        activations = Activations.STATIC if asked == "static" else Activations.BY_TOKEN
+        return Scheme("fp8", Packing.PLAIN, kinds, activations=activations)
+    kinds = ((8, _block(section, "weight_block_size")),)
+    return Scheme("fp8", Packing.BLOCKS, kinds, not_followed=f"{asked} e4m3 by groups of columns")
 
 
 def _fbgemm_fp8(section: Fields) -> Scheme:
-    return Scheme("fbgemm_fp8", Packing.PLAIN, ((8, Sharing(1, None)),))
+    return Scheme("fbgemm_fp8", Packing.PLAIN, ((8, Sharing(1, None)),), not_followed="e4m3 with a bound of scales")
 
 
 def _compressed_tensors(section: Fields) -> Scheme:
@@ -91,6 +97,7 @@ def _compressed_tensors(section: Fields) -> Scheme:
         raise section.refuse("config_groups", "one group of modules or more")
     packed: set[bool] = set()
     kinds: list[tuple[int, Sharing]] = []
+    asked: list[Activations | str | None] = []
     act_order = False
     for name in groups.values:
         group = groups.section(name)
@@ -104,11 +111,46 @@ def _compressed_tensors(section: Fields) -> Scheme:
             raise group.refuse("weights", "an object")
         packed.add(_FORMATS[form])
         kinds.append(_weights(weights, packed=_FORMATS[form]))
+        asked.append(_activations(group, weights))
         act_order |= weights.values.get("actorder") in ("group", True)
     if len(packed) != 1:
         raise section.unsupported("config_groups", "packed and plain codes", "one of both", next=_NEXT)
     packing = Packing.PACKED if packed == {True} else Packing.PLAIN
-    return Scheme("compressed-tensors", packing, tuple(dict.fromkeys(kinds)), act_order)
+    activations, not_followed = _one_of(asked)
+    kept = tuple(dict.fromkeys(kinds))
+    return Scheme("compressed-tensors", packing, kept, act_order, activations, not_followed)
+
+
+def _activations(group: Fields, weights: Fields) -> Activations | str | None:
+    """What one group of compressed-tensors' config asks of activations, in words where that is not done.
+
+    A scale for all tokens of a batch becomes one for each, which the batch does not change; vLLM does so, too.
+    """
+    given = group.section("input_activations")
+    if given is None:
+        return None
+    kind, bits, strategy = given.text("type") or "int", given.integer("num_bits"), given.text("strategy") or "tensor"
+    dynamic, symmetric = given.values.get("dynamic") or False, given.flag("symmetric", default=True)
+    plain = (
+        weights.text("type") or "int",
+        weights.text("strategy") or "tensor",
+        weights.flag("symmetric", default=True),
+    )
+    fits = plain in ((kind, "tensor", True), (kind, "channel", True)) and weights.integer("num_bits") == bits == 8
+    if fits and symmetric and dynamic is True and strategy in ("token", "tensor"):
+        return Activations.BY_TOKEN
+    if fits and symmetric and dynamic is False and strategy == "tensor":
+        return Activations.STATIC
+    words = f"{'static' if dynamic is False else 'dynamic'} {kind}{bits} by {strategy}"
+    return words + ("" if symmetric else " with zero points")
+
+
+def _one_of(asked: list[Activations | str | None]) -> tuple[Activations | None, str | None]:
+    """What all groups ask for, or in words what is not done."""
+    if len(set(asked)) > 1:
+        return None, "something else in each group of modules"
+    only = asked[0] if asked else None
+    return (None, only) if isinstance(only, str) else (only, None)
 
 
 def _weights(weights: Fields, *, packed: bool) -> tuple[int, Sharing]:

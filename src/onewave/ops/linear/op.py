@@ -13,12 +13,13 @@ from onewave.ops.library import check_tensors, is_watched, outside_autocast, ref
 from onewave.ops.linear.choose import LinearCall, choose
 from onewave.ops.linear.packed import PackedWeight
 from onewave.ops.prepared import prepared
+from onewave.ops.scaled_linear.matrix import ScaledMatrix
 from onewave.ops.swiglu import swiglu
 
 if TYPE_CHECKING:
     from onewave.wave.weights.pack import StreamMatrix  # a CPU never imports the wave
 
-LinearWeight = Tensor | PackedWeight
+LinearWeight = Tensor | PackedWeight | ScaledMatrix
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -29,12 +30,16 @@ def linear(
 ) -> Tensor:
     """x W^T + bias.
 
-    x: [tokens, cols] bf16|fp16|fp32|fp64. weight: [rows, cols], a tensor of x's dtype or, for float32 on the CPU, a
-    PackedWeight. bias: [rows]. Returns [tokens, rows] in out_dtype (x's dtype by default). Accumulates in float32
-    (float64 in float64). On packed weights, and of several tokens on Hopper, a token's result does not depend on the
-    tokens beside it; elsewhere on CUDA it may change with their number, never with their values.
+    x: [tokens, cols] bf16|fp16|fp32|fp64. weight: [rows, cols], a tensor of x's dtype; for float32 on the CPU, a
+    PackedWeight; for float32 and 16 bits, a ScaledMatrix, which quantises x. bias: [rows]. Returns [tokens, rows] in
+    out_dtype (x's dtype by default). Accumulates in float32 (float64 in float64). On packed and scaled weights, and of
+    several tokens on Hopper, a token's result does not depend on the tokens beside it; elsewhere on CUDA it may change
+    with their number, never with their values.
     A matrix that lies in a wave's stream is as good as the plain one. Raises ShapeError, UnsupportedError.
     """
+    if isinstance(weight, ScaledMatrix):
+        check_tensors("linear", x=x)
+        return weight.multiply(x, bias, out_dtype)
     if not isinstance(weight, (Tensor, PackedWeight)):
         return load("linear", "stream").linear(x, weight, bias, out_dtype)
     _check(x, weight, bias, out_dtype)
@@ -56,7 +61,14 @@ def linear(
     return _dense(x, weight, bias, out_dtype)
 
 
-def _check(x: Tensor, weight: LinearWeight, bias: Tensor | None, out_dtype: torch.dtype | None) -> None:
+def linear_of_swiglu(gate_up: Tensor, weight: ScaledMatrix, bias: Tensor | None = None) -> Tensor:
+    """linear(swiglu(gate_up), weight, bias), bit for bit, SwiGLU in the pass that quantises. gate_up: [tokens, 2 *
+    cols]. Raises ShapeError, UnsupportedError."""
+    check_tensors("linear", gate_up=gate_up)
+    return weight.multiply(gate_up, bias, gated=True)
+
+
+def _check(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None, out_dtype: torch.dtype | None) -> None:
     packed = isinstance(weight, PackedWeight)
     if packed:
         check_tensors("linear", x=x)
@@ -88,6 +100,8 @@ def linear_swiglu(x: Tensor, weight: LinearWeight | StreamMatrix, bias: Tensor |
     weight: [2 * intermediate, cols], gate rows, then up rows. Returns [tokens, intermediate] in x's dtype. Everything
     else as in linear. Raises ShapeError, UnsupportedError.
     """
+    if isinstance(weight, ScaledMatrix):
+        return swiglu(linear(x, weight, bias))
     if not isinstance(weight, (Tensor, PackedWeight)):
         return load("linear", "stream").linear_swiglu(x, weight, bias)
     if x.is_cuda and not isinstance(weight, PackedWeight) and weight.ndim == 2 and not is_watched(x, weight, bias):

@@ -15,6 +15,7 @@ from onewave.ops.choice import Call
 from onewave.ops.library import check_tensors
 from onewave.ops.linear import LinearWeight
 from onewave.ops.linear.packed import PackedWeight
+from onewave.ops.scaled_linear.matrix import ScaledMatrix
 
 if TYPE_CHECKING:
     from onewave.wave.weights.pack import StreamMatrix  # a CPU never imports the wave
@@ -71,7 +72,7 @@ class PostAttentionWeights:
 def _tensor_of(matrix: Matrix) -> Tensor | None:
     if isinstance(matrix, Tensor):
         return matrix
-    return None if isinstance(matrix, PackedWeight) else matrix.stream.kept(matrix)
+    return None if isinstance(matrix, (PackedWeight, ScaledMatrix)) else matrix.stream.kept(matrix)
 
 
 @dataclass(frozen=True, eq=False)

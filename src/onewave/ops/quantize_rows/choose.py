@@ -62,7 +62,7 @@ def choose(call: QuantizeCall) -> Choice:
     if (call.dtype is not torch.int8 and capability < (8, 9)) or call.cols > _MAX_COLS:
         return _ON_GPU
     block = max(16, 1 << max(0, call.cols - 1).bit_length())
-    warps = 4 if block <= 2048 else 8 if block <= 8192 else 16
+    warps = 4 if block <= 4096 else 8 if block <= 8192 else 16
     kernel = "quantize_rows/triton_impl.py: quantize_kernel"
     return RowChoice("triton", "triton_impl", kernel, (_WHY,), block, warps, len(call.x))
 

@@ -23,7 +23,7 @@ def quantize_rows(
 
     x: [rows, cols] bf16|fp16|fp32; with swiglu [rows, 2 * cols], and SwiGLU of it, rounded to x's dtype as `swiglu`
     does, is quantised. dtype: int8 (-128 to 127) or float8_e4m3fn (-448 to 448). scale: float32, one number; None: each
-    row's own, its largest magnitude over 127.5 (int8) or 448 (e4m3), 2^-23 for a row of zeros.
+    row's own, its largest magnitude over 127.5 (int8) or 448 (e4m3), 2^-23 where that is below 2^-100.
     Returns (codes [rows, cols], scale: float32 [rows], or the given one). Divides in float32 and rounds once, ties to
     even. A row with a NaN or infinite number gets such a scale, so its products show it. Raises ShapeError,
     UnsupportedError, InvalidArgumentError. Source: compressed-tensors' quantization/utils/helpers.py.

@@ -13,8 +13,10 @@ LARGEST = {torch.int8: 127.5, torch.float8_e4m3fn: 448.0}
 """A row's largest magnitude over its scale: half of the codes' range."""
 _LOWEST = {torch.int8: -128.0, torch.float8_e4m3fn: -448.0}
 _HIGHEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-SMALLEST_SCALE = torch.finfo(torch.float32).eps
+EMPTY_SCALE = torch.finfo(torch.float32).eps
 """The scale of a row of zeros."""
+SMALLEST_SCALE = 2.0**-100
+"""Below it a row counts as one of zeros: kernels divide exactly from here on."""
 
 
 def run(call: QuantizeCall, choice: Choice) -> tuple[Tensor, Tensor]:
@@ -25,8 +27,9 @@ def run(call: QuantizeCall, choice: Choice) -> tuple[Tensor, Tensor]:
         largest = x.abs().amax(dim=1) if x.shape[1] else x.new_zeros(len(x))
         # By a tensor: PyTorch on a GPU multiplies by a number's inverse.
         scale = largest / largest.new_full((), LARGEST[call.dtype])
-        scale = torch.where(scale == 0, SMALLEST_SCALE, scale)
-    values = (x / scale.reshape(-1, 1)).clamp(_LOWEST[call.dtype], _HIGHEST[call.dtype])
+        scale = torch.where(scale < SMALLEST_SCALE, EMPTY_SCALE, scale)
+    # Zeros lose their sign, as they do in the kernel.
+    values = (x / scale.reshape(-1, 1) + 0.0).clamp(_LOWEST[call.dtype], _HIGHEST[call.dtype])
     if call.dtype is torch.int8:
         # NaN has no int8; the row's scale is NaN then, and so are its products.
         values = values.nan_to_num(0.0).round()

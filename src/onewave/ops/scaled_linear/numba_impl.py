@@ -1,12 +1,11 @@
 """One-byte products on a CPU: int8 by PyTorch's integer matmul, e4m3 in float64, where every sum is exact.
 
 A product of two e4m3 numbers is a multiple of 2^-18 below 2^18, so 53 bits hold the sum of up to 2^17 of them, whatever
-the order. A row of the weights is widened once and multiplied by all tokens.
+the order.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from onewave.ops.cpu.team_impl import run as run_in_team
 from onewave.ops.scaled_linear.call import ScaledCall
 from onewave.ops.scaled_linear.reference import finish
 
-# Tokens that a row's widened numbers are multiplied by at a time: their sums stay in registers.
+# Tokens that a row's numbers are multiplied by once they are widened: their sums stay in registers.
 _TOKENS = 4
 
 
@@ -29,11 +28,8 @@ def _e4m3_rows(table_at, first, last):
         table[1], table[2], table[3], table[4], table[5], table[6], table[7],
     )  # fmt: skip
     values = doubles(values_at, 256)
-    wide = np.empty(cols, np.float64)
     for row in range(first, last):
         codes = bytes_at(w_at + row * cols, cols)
-        for i in range(cols):
-            wide[i] = values[codes[i]]
         for token in range(0, tokens, _TOKENS):
             at = x_at + token * cols * 8
             some = min(_TOKENS, tokens - token)
@@ -42,7 +38,7 @@ def _e4m3_rows(table_at, first, last):
             c, d = doubles(at + min(2, some - 1) * cols * 8, cols), doubles(at + (some - 1) * cols * 8, cols)
             sa, sb, sc, sd = 0.0, 0.0, 0.0, 0.0
             for i in range(cols):
-                w = wide[i]
+                w = values[codes[i]]
                 sa += w * a[i]
                 sb += w * b[i]
                 sc += w * c[i]
@@ -62,7 +58,9 @@ def run(call: ScaledCall, choice: Choice) -> Tensor:
     x, weight = call.x.contiguous(), call.weight.contiguous()
     (tokens, cols), rows = x.shape, weight.shape[0]
     if x.dtype is torch.int8:
-        sums = torch.ops.aten._int_mm(x, weight.t()) if cols else torch.zeros(tokens, rows, dtype=torch.int32)
+        if cols < 2:  # PyTorch 2.13 takes one column's stride for another's
+            x, weight = (torch.nn.functional.pad(each, (0, 2 - cols)) for each in (x, weight))
+        sums = torch.ops.aten._int_mm(x, weight.t())
     else:
         sums = torch.empty(tokens, rows)
         table = torch.as_tensor(e4m3_values()).double()

@@ -15,6 +15,7 @@ compressed-tensors' pack_quantized.py, transformers' finegrained_fp8.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
@@ -23,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import WeightsError
-from onewave.base.grouped import Code, Codes, Floats, GroupedMatrix, GroupFormat, GroupNumbers, Offset
-from onewave.weights.quantized.scheme import Packing, Scheme, Sharing
+from onewave.base.grouped import Code, Codes, Floats, GroupedMatrix, GroupFormat, GroupNumbers, InputScale, Offset
+from onewave.weights.quantized.scheme import Activations, Packing, Scheme, Sharing
 from onewave.weights.store import TensorInfo, quote
 
 _Words = npt.NDArray[np.int32]
@@ -35,7 +36,7 @@ _NUMBERS = {"F16": "F16", "BF16": "BF16", "F32": "F32"}
 @dataclass(frozen=True)
 class Names:
     """What a packing calls its parts. main: holds the codes. needed: must be there. other: may be there; what is not
-    read (scales of activations, which stay in 16 bits or more) counts too."""
+    read (of activations that stay in 16 bits or more) counts too."""
 
     main: str
     scale: str
@@ -43,6 +44,7 @@ class Names:
     other: tuple[str, ...] = ()
 
 
+_INPUT_SCALES = ("input_scale", "activation_scale")
 _ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "activation_scale")
 NAMES = {
     Packing.GPTQ: Names("qweight", "scales", ("qzeros",), ("g_idx",)),
@@ -156,6 +158,13 @@ def _check_others(made: Plan) -> None:
         _check_shape(parts[index], (cols,))
     elif made.scheme.act_order:
         _fail(made.main, "activation order without its index", next="The file is incomplete; fetch it again.")
+    if made.scheme.activations is Activations.STATIC:
+        scale = _input_scale(made)
+        if scale is None:
+            _fail(made.main, "its input_scale is missing", next="The file is incomplete; fetch it again.")
+        _check_dtype(scale, *_NUMBERS)
+        if math.prod(scale.shape) != 1:
+            _fail(scale, f"shape {list(scale.shape)}", "one number")
     if "weight_shape" in parts:
         _check_dtype(parts["weight_shape"], "I32", "I64")
         _check_shape(parts["weight_shape"], (2,))
@@ -185,8 +194,31 @@ def read(made: Plan, arrays: Mapping[str, npt.NDArray[Any]]) -> GroupedMatrix:
     offset = Offset.NONE if zeros is None else Offset.ZERO_POINT
     number = made.parts[names.scale].dtype
     form = GroupFormat(code, made.bits, group, offset, number)
-    matrix = GroupedMatrix(form, made.shape, codes, GroupNumbers(scales), zeros)
+    inputs = None if zeros is not None else _inputs(made, arrays)
+    matrix = GroupedMatrix(form, made.shape, codes, GroupNumbers(scales), zeros, inputs=inputs)
     return _in_order(made, matrix, arrays)
+
+
+def _input_scale(made: Plan) -> TensorInfo | None:
+    """The stored scale of a matrix's activations."""
+    return next((made.parts[name] for name in _INPUT_SCALES if name in made.parts), None)
+
+
+def _inputs(made: Plan, arrays: Mapping[str, npt.NDArray[Any]]) -> InputScale | None:
+    """How activations are quantised; None where they stay as they are."""
+    if made.scheme.activations is None:
+        return None
+    if made.scheme.activations is Activations.BY_TOKEN:
+        return InputScale(None)
+    stored = _input_scale(made)
+    assert stored is not None
+    scale = float(arrays[stored.name.rpartition(".")[2]].reshape(-1)[0])
+    if not (math.isfinite(scale) and scale > 0):
+        _fail(stored, f"a scale of {scale:g}", "a finite number greater than 0", "Fetch the model again.")
+    zero = arrays.get("input_zero_point")
+    if zero is not None and zero.any():
+        _fail(made.parts["input_zero_point"], "a zero point", "0, as the config says symmetric")
+    return InputScale(scale)
 
 
 def _codes(made: Plan, stored: npt.NDArray[Any]) -> Codes:

@@ -25,15 +25,26 @@ class Sharing:
     cols: int | None
 
 
+class Activations(Enum):
+    """How a scheme quantises the activations of its products, to the weights' own 8-bit codes."""
+
+    BY_TOKEN = "a scale for each token"
+    STATIC = "a scale that each matrix stores"
+
+
 @dataclass(frozen=True)
 class Scheme:
     """A checkpoint's quantisation.
 
     method: its name in config.json. kinds: (bits of a code, weights that share a scale) that its matrices may have.
     act_order: whether columns were quantised in an order of their own, so that each matrix needs its index.
+    activations: None where they stay in 16 bits or more. not_followed: in words, what the config asks of them and is
+    not done.
     """
 
     method: str
     packing: Packing
     kinds: tuple[tuple[int, Sharing], ...]
     act_order: bool = False
+    activations: Activations | None = None
+    not_followed: str | None = None
