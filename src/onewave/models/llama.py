@@ -28,7 +28,7 @@ from onewave.ops.attention.choose import reads_pages
 from onewave.ops.decode_attention import decode_attention
 from onewave.ops.dequantise_pages import dequantise_pages
 from onewave.ops.embedding import embedding
-from onewave.ops.linear import LinearWeight, linear
+from onewave.ops.linear import LinearWeight, PackedWeight, linear
 from onewave.ops.post_attention import PostAttentionWeights, post_attention
 from onewave.ops.rms_norm import rms_norm
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from onewave.wave.weights.row_table import RowTable
 
     MatrixWeight = LinearWeight | StreamMatrix
-    Table = LinearWeight | RowTable
+    Table = Tensor | PackedWeight | RowTable
 else:
     MatrixWeight = LinearWeight  # a CPU never imports the wave
-    Table = LinearWeight
+    Table = Tensor | PackedWeight
 """A projection: a tensor, packed rows for the CPU's kernels, 8-bit rows that quantise what they are multiplied by, or a
 matrix that lies in a wave's stream."""
 

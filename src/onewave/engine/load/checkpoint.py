@@ -278,7 +278,7 @@ class ModelParts:
         """Build the last norm's weight."""
         return self._dense([self._layout.norm])
 
-    def tables(self) -> tuple[LinearWeight, LinearWeight]:
+    def tables(self) -> tuple[Tensor | PackedWeight, LinearWeight]:
         """Build (embedding, head): one object when they are tied."""
         embedding = self.embedding()
         return embedding, embedding if self.tied else self.head()
@@ -293,9 +293,9 @@ class ModelParts:
         stored = self._tables
         return self._config.tie_word_embeddings and (len(stored) == 1 or self._equal(*stored))
 
-    def embedding(self) -> LinearWeight:
+    def embedding(self) -> Tensor | PackedWeight:
         """Build the embedding."""
-        return self._matrix(self._tables[:1])
+        return self._unscaled(self._tables[:1])
 
     def head(self) -> LinearWeight:
         """Build the head of a model without tied tables."""
@@ -311,8 +311,12 @@ class ModelParts:
 
     def _matrix(self, names: list[str], rows: Sequence[NDArray[np.int64] | None] = (None, None, None)) -> LinearWeight:
         """Stack the rows of 2-D tensors into one weight."""
-        if self._scaled and (made := self._scaled_matrix(names, rows)) is not None:
-            return made
+        made = self._scaled_matrix(names, rows) if self._scaled else None
+        return self._unscaled(names, rows) if made is None else made
+
+    def _unscaled(
+        self, names: list[str], rows: Sequence[NDArray[np.int64] | None] = (None, None, None)
+    ) -> Tensor | PackedWeight:
         if not self._packed:
             return self._dense(names, rows)
         stored = [self._stored(name, order) for name, order in zip(names, rows, strict=False)]
