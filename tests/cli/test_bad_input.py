@@ -364,7 +364,7 @@ BAD_CHOICES = [
     ("--device", "cpu:0", "--device: 'cpu:0'; allowed: auto, cpu, cuda, cuda:N"),
     ("--load-format", "pickle", "--load-format: 'pickle'; allowed: auto, dummy"),
     ("--decode", "fast", "--decode: 'fast'; allowed: auto, wave, graph, eager"),
-    ("--quantization", "int3", "--quantization: 'int3'; allowed: int8, fp8, int4"),
+    ("--quantization", "int3", "--quantization: 'int3'; allowed: int8, fp8, int4, w8a8, fp8-w8a8"),
     ("--max-model-len", "1", "--max-model-len: 1; allowed: a whole number from 2"),
 ]
 SPEAKING = [["generate", "hello"], ["chat", "--message", "hi"], ["bench", "latency"]]

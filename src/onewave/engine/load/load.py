@@ -60,15 +60,15 @@ def load(
     if decode == "auto" and options.insists:
         decode = "wave"  # nothing else keeps such weights
     if decode in _WAVE_PATHS:
+        from onewave.engine.load.wave import load_wave
+        from onewave.engine.wave_decode import unsuited
+
         if options.scaled is not None:
             reason = f"activations in 8 bits ({options.scaled.name})"
             if decode == "wave":
                 raise UnsupportedError("decode wave", got=reason, allowed="16 bits", next='Use decode="graph".')
         elif decode == "auto" and asks_for_scaled(location, options):
             reason = "the checkpoint asks for activations in 8 bits, which decode='wave' keeps in 16"
-        from onewave.engine.load.wave import load_wave
-        from onewave.engine.wave_decode import unsuited
-
         if decode == "auto" and reason is None:
             reason = unsuited(config, options.dtype, options.device, options.max_num_seqs, options.kv_dtype)
             if reason is None and not options.launches_pay:

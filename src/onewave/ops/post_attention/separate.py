@@ -17,7 +17,9 @@ def run(call: PostAttentionCall, choice: Choice | None = None) -> tuple[Tensor, 
     update = linear(call.attended, weights.o, weights.o_bias)
     normed, residual = add_rms_norm(update, call.residual, weights.post_norm, call.eps)
     if isinstance(weights.down, ScaledMatrix):
-        update = linear_of_swiglu(linear(normed, weights.gate_up, weights.gate_up_bias), weights.down, weights.down_bias)
+        update = linear_of_swiglu(
+            linear(normed, weights.gate_up, weights.gate_up_bias), weights.down, weights.down_bias
+        )
     else:
         update = linear(linear_swiglu(normed, weights.gate_up, weights.gate_up_bias), weights.down, weights.down_bias)
     return add_rms_norm(update, residual, weights.next_norm, call.eps)
