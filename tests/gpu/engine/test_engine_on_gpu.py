@@ -12,6 +12,8 @@ import torch
 
 from onewave import LLM, SamplingParams
 from onewave.base.errors import WaveStalled
+from onewave.bench.memory.record import record_serving
+from onewave.bench.memory.replay import replay_all
 from onewave.memory.tensors import pool_of
 from onewave.ops.sampling import RowParameters, greedy, op, penalise, sample, token_logprobs, uniforms
 
@@ -251,3 +253,12 @@ def test_decode_in_a_steady_state_allocates_no_memory(decode: str) -> None:
         token_ids(llm, [[1, 2, 3]] * 4, params)
         assert device_allocations() == before
         assert pool_of(CUDA, pinned=True).allocator.statistics().num_allocations > 0
+
+
+def test_a_serving_run_s_blocks_are_recorded_and_replayed_on_the_gpu(llm: LLM) -> None:
+    trace = record_serving(llm, num_requests=6)
+    assert trace.num_allocations > 10
+    assert trace.peak_bytes >= 512
+    ours, torchs, driver, *_ = replay_all(trace, CUDA, reps=1)
+    assert [each.allocator for each in (ours, torchs, driver)] == ["onewave", "torch caching", "cudaMalloc"]
+    assert all((each.reserved_bytes or 0) >= trace.peak_bytes for each in (ours, torchs))
