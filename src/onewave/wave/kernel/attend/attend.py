@@ -119,6 +119,11 @@ def queries_and_new(step, site, task, angles, c):
         gain1 = gl.load(norm + 1)
         gain2 = gl.load(norm + D // 2)
         gain3 = gl.load(norm + D // 2 + 1)
+    if c.KV:
+        # Before the wait, like the angles: from L2 they take as long as a sum of the queries.
+        inverse = gl.where(
+            row == GP + 1, cache_scale(record, step.places, 3, c), cache_scale(record, step.places, 2, c)
+        )
     words = read_words(pointers, site, c.SYNC, 8)
     lower, upper = gl.split(gl.permute(words, (0, 2, 1)))
     lower = gl.convert_layout(lower, LQ)
@@ -140,8 +145,6 @@ def queries_and_new(step, site, task, angles, c):
         words = gl.reshape(gl.permute(both, (0, 2, 1)), [ROWS, D // 2])
         return words, words
     else:
-        of_key, of_value = cache_scale(record, step.places, 2, c), cache_scale(record, step.places, 3, c)
-        inverse = gl.where(is_value, of_value, of_key)
         is_new = (row >= GP) & (pair >= 0)
         v0, v1 = to_float(lower, c.DTYPE)
         w0, w1 = to_float(upper, c.DTYPE)
@@ -331,6 +334,7 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
         page = page_of(rows.table, task.position, task.has_new, PAGE)
         in_pages = words_to(rows.table, page, task.position, STORED, PAGE)
     angles = place_pointer(step.places, PLACE.ROTARY, gl.float32) + task.position * D
+    factor = score_factor(step, c)
     words, kept = queries_and_new(step, site, task, angles, c)
     some = queries._reinterpret(gl.int32, [16 // ROWS, ROWS, D // 2], query_rows(4, D))
     some.index(0).store(inner_order(words, ROWS, D, c.KV))
@@ -353,7 +357,6 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
         else:
             gl.store(target.to(gl.pointer_type(gl.int16)) + word, kept.to(gl.int16), mask=mask)
     gl.thread_barrier()
-    factor = score_factor(step, c)
     memory.newest.store(new_scores(fresh, task.has_new, factor, c))
     LS: gl.constexpr = first_rows(gl.zeros([XW, 16, KW], gl.float32, ACC), KW, XW).type.layout
     number = gl.expand_dims(numbers(KW, XW, gl.SliceLayout(1, LS)), 1)
@@ -455,6 +458,8 @@ def merge_warps(memory, xs, step, c):
     LOW: gl.constexpr = min(8, D // 16) if c.KV else min(4, D // 16)
     HIGH: gl.constexpr = D // (16 * LOW)
     L3: gl.constexpr = merged_words(D, XW)
+    if c.KV:
+        v_scale = cache_scale(step.record, step.places, 1, c)
     part = xs._reinterpret(gl.float32, [XW, 8, D], warps_rows(D)).load(L3)
     peak = memory.peaks.load(gl.SliceLayout(2, L3))
     score = memory.newest.load(gl.SliceLayout(0, gl.SliceLayout(2, L3)))
@@ -466,7 +471,6 @@ def merge_warps(memory, xs, step, c):
     total = gl.sum(part * weight[:, :, None], axis=0)
     inverse = 1.0 / mass
     if c.KV:
-        v_scale = cache_scale(step.record, step.places, 1, c)
         inverse = inverse * v_scale
     inverse = gl.convert_layout(inverse, gl.SliceLayout(1, gl.SliceLayout(0, L3)))
     named = gl.reshape(total * inverse[:, None], [8, HIGH, LOW, 2, 8])
