@@ -179,6 +179,7 @@ SHARING = {
     "onewave.ops.attention.hopper.kernel": "attention_kernel",
     "onewave.ops.attention.fp8.kernel": "fp8_kernel",
     "onewave.ops.ffn.chain.kernel": "chain_kernel",
+    "onewave.ops.post_attention.chain.kernel": "post_attention_kernel",
     "onewave.ops.sampling.search_impl": "draw_limited_kernel",
     "onewave.wave.kernel.kernel": "wave_kernel",
 }

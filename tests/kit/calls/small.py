@@ -17,6 +17,9 @@ from onewave.ops.ffn.op import ffn
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.linear.op import linear
 from onewave.ops.merge_attention.op import merge_attention
+from onewave.ops.post_attention import PostAttentionWeights, post_attention
+from onewave.ops.post_attention.chain.launch import PostAttentionChain
+from onewave.ops.post_attention.chain.plan import LayerSizes, plan_layer
 from onewave.ops.rms_norm.op import add_rms_norm, rms_norm
 from onewave.ops.sampling.op import RowParameters, sample
 from onewave.ops.stream_read.op import stream_read
@@ -69,6 +72,20 @@ def block(
         (made.trace if test else made)(x, up, down, gate)
     else:
         ffn(x, up, down, w_gate=gate, activation=activation, backend=backend)
+
+
+def behind(rows: int, hidden: int, inner: int, *, dtype: torch.dtype = torch.bfloat16, test: bool = False) -> None:
+    """What comes behind attention, in one launch. test: the build with delays, traced."""
+    x, o, up, down, gain = (
+        empty(*shape, dtype=dtype)
+        for shape in ((rows, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner), (hidden,))
+    )
+    given = x, empty(rows, hidden, dtype=torch.float32), PostAttentionWeights(o, gain, up, down, gain), 1e-5
+    if test:
+        plan = plan_layer(LayerSizes(rows, hidden, inner, hidden, True, hidden), workers=132)
+        PostAttentionChain(plan, torch.device("cuda", 0), dtype, test=True).trace(*given)
+    else:
+        post_attention(*given, backend="chain")
 
 
 def project(
@@ -133,6 +150,18 @@ CHAIN = {
         "256 rows delays trace": partial(block, 256, test=True),
     }.items()
 }
+BEHIND = {
+    f"post attention {name}": Call(make)
+    for name, make in {
+        "8192 rows 4096": partial(behind, 8192, _WIDE, _INNER),
+        "1024 rows 2048": partial(behind, 1024, 2048, 8192),
+        "300 rows 3072": partial(behind, 300, 3072, 8192, dtype=torch.float16),
+        "300 rows 3008": partial(behind, 300, 3008, 1024),
+        "200 rows 576": partial(behind, 200, 576, 1536),
+        "60 rows 1024": partial(behind, 60, 1024, 2816),
+        "300 rows delays trace": partial(behind, 300, 1024, 2816, test=True),
+    }.items()
+}
 SMALL = {
     "append_kv float8": Call(partial(append, cache=torch.float8_e4m3fn)),
     "sample top_k top_p": Call(partial(draw, top_k=50, top_p=0.9)),
@@ -142,5 +171,6 @@ SMALL = {
     "stream_read": Call(lambda: stream_read(empty(1 << 20, dtype=torch.int32))),
     **DEPENDENT,
     **CHAIN,
+    **BEHIND,
     **PRODUCT,
 }

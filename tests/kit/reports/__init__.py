@@ -25,6 +25,7 @@ _GLUON: dict[str, _Checks] = {
     "mma_kernel": [attention.mma],
     "stream_kernel": [decode.stream],
     "chain_kernel": [small.chain],
+    "post_attention_kernel": [small.chain],
     "scaled_kernel": [scaled.product],
     "wave_kernel": [wave.wave],
 }

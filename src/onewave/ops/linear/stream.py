@@ -41,6 +41,11 @@ def linear_swiglu(x: Tensor, matrix: StreamMatrix, bias: Tensor | None) -> Tenso
     return linear_swiglu_of_tensor(x, matrix.dense(), bias)
 
 
+def kept(matrix: StreamMatrix) -> Tensor | None:
+    """Return the matrix where it is kept unpacked, for operators that take nothing else."""
+    return matrix.stream.kept(matrix)
+
+
 def _choice(
     x: Tensor, matrix: StreamMatrix, out_dtype: torch.dtype | None, *, gated: bool = False
 ) -> CompactChoice | None:

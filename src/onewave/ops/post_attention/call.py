@@ -11,6 +11,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops.attention.masks import is_finite
+from onewave.ops.backends import load
 from onewave.ops.choice import Call
 from onewave.ops.library import check_tensors
 from onewave.ops.linear import LinearWeight
@@ -72,7 +73,7 @@ class PostAttentionWeights:
 def _tensor_of(matrix: Matrix) -> Tensor | None:
     if isinstance(matrix, Tensor):
         return matrix
-    return None if isinstance(matrix, (PackedWeight, ScaledMatrix)) else matrix.stream.kept(matrix)
+    return None if isinstance(matrix, (PackedWeight, ScaledMatrix)) else load("linear", "stream").kept(matrix)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from onewave.ops.post_attention.measured import Layer, fastest, table_lines
 _HALVES = (torch.bfloat16, torch.float16)
 _ALLOWED = (
     "rows of bfloat16 or float16 with a float32 residual on a GPU of compute capability 9.0, plain matrices of "
-    "multiples of 64, 576 to 8192 hidden columns, no bias"
+    "multiples of 64, 576 to 4096 hidden columns, no bias"
 )
 _SEPARATE = "post_attention/separate.py: an operator after the other"
 
@@ -82,7 +82,7 @@ def choose(call: PostAttentionCall) -> Choice:
 
 
 def _fits(attended: int, hidden: int, intermediate: int) -> bool:
-    return all(size % 64 == 0 for size in (attended, hidden, intermediate)) and 512 < hidden <= 8192
+    return all(size % 64 == 0 for size in (attended, hidden, intermediate)) and 512 < hidden <= 4096
 
 
 def _unsupported(call: PostAttentionCall) -> UnsupportedError:

@@ -30,7 +30,7 @@ def post_attention(
     in add_rms_norm. So "chain" and "separate" give the same bits on a GPU of compute capability 9.0.
     backend: "separate": linear, add_rms_norm, linear_swiglu, linear, add_rms_norm. "chain": one persistent launch, from
     the weights as they are, on these GPUs: 16-bit types, a float32 residual, plain matrices of multiples of 64, more
-    than 512 and up to 8192 hidden columns, no bias. "reference": PyTorch. "auto": "chain" where measured.py has seen it
+    than 512 and up to 4096 hidden columns, no bias. "reference": PyTorch. "auto": "chain" where measured.py has seen it
     ahead of all separate launches, and, in a CUDA graph's recording, where it has run before; else "separate".
     order, policy (chain): "auto", or as in `ffn`'s chain. Raises InvalidArgumentError, ShapeError, UnsupportedError;
     WaveStalled when an earlier launch has stalled.

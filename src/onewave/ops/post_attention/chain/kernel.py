@@ -21,8 +21,7 @@ warp, fence.proxy.async, TMA loads.
 Bound: the tensor cores.
 
 constexpr    meaning [unit] (allowed values)
-BLOCK        columns of a row, rounded up to a power of two (1024 to 8192)
-WHOLE        whether a row has as many (False, True)
+HIDDEN       columns of a row, as hidden_size (576 to 4096: with more, norms spill)
 NORM_ROWS    rows of a task of the norms
 others       as in ffn/chain/kernel.py
 """
@@ -33,6 +32,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from onewave.gpu.ptx.hook import install
 from onewave.ops.ffn.chain.kernel import (
     Constants,
     load_partition,
@@ -87,25 +87,28 @@ def squares_behind(sums, x, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def norm_row(x, residual, total, normed, weight, hidden, eps, BLOCK: gl.constexpr, WHOLE: gl.constexpr):
+def norm_row(x, residual, total, normed, weight, hidden, eps, HIDDEN: gl.constexpr):
     """Add a row to the residual stream and normalise the sum; see the module. Pointers to the row's first columns."""
     SPAN: gl.constexpr = 256 * _WARPS
-    WIDTH: gl.constexpr = 2048 if BLOCK > 1024 else 1024
+    WIDTH: gl.constexpr = 2048 if HIDDEN > 1024 else 1024
+    PADDED: gl.constexpr = (HIDDEN + WIDTH - 1) // WIDTH * WIDTH
     PARTS: gl.constexpr = WIDTH // SPAN
     LINE: gl.constexpr = gl.BlockedLayout([8], [32], [_WARPS], [0])
     lane = gl.arange(0, SPAN, layout=LINE)
     warps = ()
     for part in gl.static_range(PARTS):
-        for turn in gl.static_range(BLOCK // WIDTH):
-            column = lane + turn * WIDTH + part * SPAN
-            inside = None if WHOLE else column < hidden
-            other = None if WHOLE else 0.0
-            wide = gl.load(x + column, mask=inside, other=other).to(gl.float32)
-            wide += gl.load(residual + column, mask=inside, other=other)
-            if turn == 0:
-                sums = squares_behind(wide, wide, True)
-            else:
-                sums = squares_behind(sums, wide, False)
+        for begin in gl.static_range(part * SPAN, PADDED, WIDTH):
+            # Zeros beyond the row change no sum.
+            if begin < WIDTH or begin < HIDDEN:
+                column = lane + begin
+                mask = None if begin + SPAN <= HIDDEN else column < HIDDEN
+                other = None if begin + SPAN <= HIDDEN else 0.0
+                wide = gl.load(x + column, mask=mask, other=other).to(gl.float32)
+                wide += gl.load(residual + column, mask=mask, other=other)
+                if begin < WIDTH:
+                    sums = squares_behind(wide, wide, True)
+                else:
+                    sums = squares_behind(sums, wide, False)
         warps = warps + (gl.sum(gl.reshape(sums, [_WARPS, 32]), axis=1),)
     if PARTS == 4:
         across = (warps[0] + warps[2]) + (warps[1] + warps[3])
@@ -115,29 +118,60 @@ def norm_row(x, residual, total, normed, weight, hidden, eps, BLOCK: gl.constexp
     across = gl.convert_layout(across, gl.BlockedLayout([_WARPS], [32], [_WARPS], [0]))
     scale = gl.rsqrt(gl.sum(across, axis=0) / hidden + eps)
     # Two parts at a time: their loads are under way together.
-    for pair in gl.static_range(BLOCK // SPAN // 2):
+    for first in gl.static_range(0, HIDDEN, 2 * SPAN):
         parts = ()
-        for part in gl.static_range(2 * pair, 2 * pair + 2):
-            column = lane + part * SPAN
-            inside = None if WHOLE else column < hidden
-            added = gl.load(x + column, mask=inside, cache_modifier=".ca")
-            wide = gl.load(residual + column, mask=inside, cache_modifier=".ca")
-            gain = gl.load(weight + column, mask=inside)
-            parts = parts + ((column, added, wide, gain),)
-        for part in gl.static_range(2):
-            column, added, wide, gain = parts[part]
-            inside = None if WHOLE else column < hidden
+        for begin in gl.static_range(first, min(first + 2 * SPAN, HIDDEN), SPAN):
+            column = lane + begin
+            mask = None if begin + SPAN <= HIDDEN else column < HIDDEN
+            added = gl.load(x + column, mask=mask, cache_modifier=".ca")
+            wide = gl.load(residual + column, mask=mask, cache_modifier=".ca")
+            parts = parts + ((column, added, wide, gl.load(weight + column, mask=mask)),)
+        for begin in gl.static_range(first, min(first + 2 * SPAN, HIDDEN), SPAN):
+            column, added, wide, gain = parts[(begin - first) // SPAN]
+            mask = None if begin + SPAN <= HIDDEN else column < HIDDEN
             wide += added.to(gl.float32)
-            gl.store(total + column, wide, mask=inside)
+            gl.store(total + column, wide, mask=mask)
             unit = (wide * scale).to(gain.dtype).to(gl.float32)
-            gl.store(normed + column, (unit * gain.to(gl.float32)).to(gain.dtype), mask=inside)
+            gl.store(normed + column, (unit * gain.to(gl.float32)).to(gain.dtype), mask=mask)
 
 
 @gluon.jit
-def norm_partition(streams, gains, sizes, queue, signals, trace, skipped, c, BLOCK: gl.constexpr, WHOLE: gl.constexpr):
+def begun(tables, index):
+    """A queue, and what its waits take. index: the queue's; it has an epoch of its own.
+
+    Partitions look for themselves: what a kernel loads before they begin they get through shared memory, in an order
+    that racecheck does not see.
+    """
+    records, lanes, waits, totals, counters, epochs, watch = tables
+    queue = (records, gl.load(lanes + index * 2), gl.load(lanes + index * 2 + 1))
+    return queue, (waits, totals, counters, gl.load(epochs + index), watch, index)
+
+
+@gluon.jit
+def load_tiles(maps, tables, trace, ring, c):
+    queue, signals = begun(tables, gl.program_id(0))
+    load_partition(maps, queue, signals, trace, ring, c)
+
+
+@gluon.jit
+def multiply_tiles(tables, total, ring, outs, wg: gl.constexpr, c):
+    queue, signals = begun(tables, gl.program_id(0))
+    multiply_partition(queue, signals, (total, 0, 0), ring, outs, wg, c)
+
+
+@gluon.jit
+def store_tiles(maps, tables, trace, skipped, outs, c):
+    queue, signals = begun(tables, gl.program_id(0))
+    store_partition(maps, queue, signals, tables[5], trace, skipped, outs, c)
+
+
+@gluon.jit
+def norm_partition(streams, gains, sizes, tables, trace, skipped, c, HIDDEN: gl.constexpr):
     projected, y, residual, total, normed, following = streams
     post_gain, next_gain = gains
     rows, hidden, eps = sizes
+    index = gl.num_programs(0) + gl.program_id(0)
+    queue, signals = begun(tables, index)
     records, first_task, num_tasks = queue
     waits, totals, counters, epoch, watch, block = signals
     for task in range(first_task, first_task + num_tasks):
@@ -160,7 +194,7 @@ def norm_partition(streams, gains, sizes, queue, signals, trace, skipped, c, BLO
             gl.store(trace + task * 4 + 1, nanoseconds(count))
         for turn in range(gl.minimum(_ROWS, rows - first)):
             at = (first + turn).to(gl.int64) * hidden
-            norm_row(x + at, before + at, total + at, out + at, gain, hidden, eps, BLOCK, WHOLE)
+            norm_row(x + at, before + at, total + at, out + at, gain, hidden, eps, HIDDEN)
         stored()
         gl.thread_barrier()
         if c.TEST:
@@ -169,6 +203,7 @@ def norm_partition(streams, gains, sizes, queue, signals, trace, skipped, c, BLO
             gl.atomic_add(counters + post, 1, sem="release", scope="gpu")
         if c.TRACE:
             gl.store(trace + task * 4 + 2, nanoseconds(post))
+    gl.store(tables[5] + index, epoch + 1)
 
 
 @gluon.jit(do_not_specialize=["skipped", "rows"])
@@ -176,8 +211,8 @@ def post_attention_kernel(
     attended, o, projected_out, x, gate, up, hidden, hidden_out, down, y_out, projected, y, residual, total, normed,
     following, post_gain, next_gain, rows, hidden_size, eps, records, lanes, waits, totals, counters, epochs, watch,
     trace, skipped,
-    DTYPE: gl.constexpr, BN: gl.constexpr, W: gl.constexpr, S: gl.constexpr, OB: gl.constexpr, BLOCK: gl.constexpr,
-    WHOLE: gl.constexpr, TEST: gl.constexpr, TRACE: gl.constexpr,
+    DTYPE: gl.constexpr, BN: gl.constexpr, W: gl.constexpr, S: gl.constexpr, OB: gl.constexpr, HIDDEN: gl.constexpr,
+    TEST: gl.constexpr, TRACE: gl.constexpr,
 ):  # fmt: skip
     """Run every block's tasks once.
 
@@ -203,16 +238,9 @@ def post_attention_kernel(
         mbarrier.init(ofree.index(i), count=1)
     fence_async_shared()
     gl.thread_barrier()
-    block = gl.program_id(0)
-    beside = gl.num_programs(0) + block
-    epoch = gl.load(epochs + block)
-    tiles = (records, gl.load(lanes + block * 2), gl.load(lanes + block * 2 + 1))
-    norms = (records, gl.load(lanes + beside * 2), gl.load(lanes + beside * 2 + 1))
-    signals = (waits, totals, counters, epoch, watch, block)
-    signals_beside = (waits, totals, counters, epoch, watch, beside)
+    tables = (records, lanes, waits, totals, counters, epochs, watch)
     maps = (x, gate, up, down, hidden, hidden_out, y_out, (attended, o, projected_out))
     streams = (projected, y, residual, total, normed, following)
-    slices = (total, 0, 0)
     ring = (ring_a, ring_b, full, free)
     outs = (out, ofull, ofree)
     # Annotated, because Triton would turn the constants into values otherwise.
@@ -222,14 +250,18 @@ def post_attention_kernel(
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (multiply_partition, (tiles, signals, slices, ring, outs, 0, c)),
-            (multiply_partition, (tiles, signals, slices, ring, outs, W - 1, c)),  # the only one, if there is one
-            (norm_partition, (streams, (post_gain, next_gain), (rows, hidden_size, eps), norms, signals_beside, trace,
-                              skipped, c, BLOCK, WHOLE)),
-            (load_partition, (maps, tiles, signals, trace, ring, c)),
-            (store_partition, (maps, tiles, signals, epochs, trace, skipped, outs, c)),
+            (multiply_tiles, (tables, total, ring, outs, 0, c)),
+            (multiply_tiles, (tables, total, ring, outs, W - 1, c)),  # the only one, if there is one
+            (norm_partition, (streams, (post_gain, next_gain), (rows, hidden_size, eps), tables, trace, skipped, c,
+                              HIDDEN)),
+            (load_tiles, (maps, tables, trace, ring, c)),
+            (store_tiles, (maps, tables, trace, skipped, outs, c)),
         ][2 - W :],
         [4, _WARPS, 1, 1][2 - W :],
-        # Of two warpgroups, with the first one's share: all that three groups of four warps may hold.
-        [96, 96, 96] if W == 1 else [184, 104, 104, 104],
+        # Of two warpgroups, with the first one's share: all that three groups of four warps may hold. Norms want many;
+        # products of fp16 spill with 192.
+        [96, 96, 96] if W == 1 else [184, 104, 104, 104] if gl.bfloat16 == DTYPE else [200, 88, 88, 88],
     )  # fmt: skip
+
+
+install()  # the passes over this kernel's PTX: gpu/ptx/passes.py

@@ -62,7 +62,7 @@ class PostAttentionChain(Chain):
         rows, half = len(attended), self.plan.tile.columns // 2
         projected, normed, y, following = (attended.new_empty(rows, hidden) for _ in range(4))
         between, total = attended.new_empty(rows, inner), residual.new_empty(rows, hidden)
-        box, block = self._box, 1 << (hidden - 1).bit_length()
+        box = self._box
         launch_kernel(
             post_attention_kernel, (self.plan.blocks[0],),
             box(attended, 64, 64), box(o, half, 64), box(projected, 64, half),
@@ -71,7 +71,7 @@ class PostAttentionChain(Chain):
             projected, y, residual, total, normed, following, weights.post_norm, weights.next_norm, rows, hidden, eps,
             self._records, self._lanes[0], self._waits, self._totals, state.counters, state.epochs[0],
             state.watches[0], self._no_trace if trace is None else trace, skipped,
-            BLOCK=block, WHOLE=block == hidden, TEST=self.test or skipped >= 0, TRACE=trace is not None,
+            HIDDEN=hidden, TEST=self.test or skipped >= 0, TRACE=trace is not None,
             num_warps=4, launch_cooperative_grid=True, **self._constants_of_tiles,
         )  # fmt: skip
         return following, total
