@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor
 
 from kit.operands.random import randn
+from kit.paths import ROOT
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops import PostAttentionWeights, add_rms_norm, explain, linear, post_attention, swiglu
 from onewave.ops.post_attention import measured
-from onewave.ops.post_attention.measured import Layer, Measured, fastest, table_lines
+from onewave.ops.post_attention.measured import MEASURED, Layer, Measured, fastest, table_lines
 
 H200 = Layer(4096, 4096, 14336, "bfloat16", "NVIDIA H200")
 
@@ -60,10 +62,10 @@ def test_what_it_can_not_take_is_refused_by_name(
 
 def test_auto_takes_one_launch_where_it_was_ahead_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = (
-        Measured(H200, 1024, 100.0, 104.0, 101.0, 97.0, "a"),
-        Measured(H200, 2048, 200.0, 208.0, 199.0, 196.0, "b"),
-        Measured(H200, 4096, 400.0, 410.0, 399.0, 380.0, "c"),
-        Measured(H200, 8192, 800.0, 810.0, 799.0, 760.0, "d"),
+        Measured(H200, 1024, 100.0, 103.0, 104.0, 101.0, 97.0, "a"),
+        Measured(H200, 2048, 200.0, 203.0, 208.0, 199.0, 196.0, "b"),
+        Measured(H200, 4096, 400.0, 399.0, 410.0, 400.0, 380.0, "c"),
+        Measured(H200, 8192, 800.0, 801.0, 799.0, 900.0, 760.0, "d"),
     )
     monkeypatch.setattr(measured, "MEASURED", rows)
     taken = {count: fastest(count, H200) for count in (512, 1024, 1500, 2048, 4096, 5000, 8192, 9000)}
@@ -71,6 +73,28 @@ def test_auto_takes_one_launch_where_it_was_ahead_on_both_sides(monkeypatch: pyt
     assert fastest(4096, H200._replace(dtype="float16")) == "separate"
     assert sum("1.050 x as fast: chain (c)" in line for line in table_lines(H200)) == 1
     assert sum("separate (b)" in line for line in table_lines(H200._replace(gpu=None))) == 1
+
+
+@pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row.rows}-{row.layer.hidden}")
+def test_every_row_of_the_table_is_what_the_ledger_has(row: Measured) -> None:
+    path, _, lines = row.source.partition(":")
+    first, last = map(int, lines.split("-"))
+    found: dict[str, float] = {}
+    for line in (ROOT / path).read_text().splitlines()[first - 1 : last]:
+        record = json.loads(line)
+        sizes = "x".join(map(str, (row.rows, *row.layer[:3])))
+        assert (record["metric"], record["unit"]) == ("post_attention", "us")
+        assert (record["device_name"], record["extra"]["dtype"]) == (row.layer.gpu, row.layer.dtype)
+        assert record["extra"]["shape"] == sizes
+        found[record["extra"]["implementation"].replace(", skewed, row, 128x256", "")] = record["p50"]
+    times = {
+        "separate": row.separate_us, "separate, two streams": row.separate_two_us, "cuBLAS": row.cublas_us,
+        "cuBLAS, two streams": row.cublas_two_us, "chain": row.chain_us,
+    }  # fmt: skip
+    assert found == {name: pytest.approx(time, abs=0.051) for name, time in times.items()}
+    assert row.best == (
+        "chain" if row.chain_us < 0.98 * min(t for n, t in times.items() if n != "chain") else "separate"
+    )
 
 
 def test_explain_says_what_a_named_launch_would_be() -> None:

@@ -27,22 +27,23 @@ class Layer(NamedTuple):
 class Measured:
     """Medians of one run, microseconds a call. source: the ledger's lines.
 
-    separate: our operators one after the other, `backend="separate"`. cublas: the same with cuBLAS's products. halves:
-    these for halves of the rows on two streams. chain: one launch.
+    separate: our operators one after the other, `backend="separate"`. cublas: the same with cuBLAS's products. two:
+    each of these for both halves of the rows on two streams. chain: one launch.
     """
 
     layer: Layer
     rows: int
     separate_us: float
+    separate_two_us: float
     cublas_us: float
-    halves_us: float
+    cublas_two_us: float
     chain_us: float
     source: str
 
     @property
     def gain(self) -> float:
         """The fastest separate arrangement's time over that of one launch."""
-        return min(self.separate_us, self.cublas_us, self.halves_us) / self.chain_us
+        return min(self.separate_us, self.separate_two_us, self.cublas_us, self.cublas_two_us) / self.chain_us
 
     @property
     def best(self) -> str:
@@ -51,15 +52,39 @@ class Measured:
 
     def __str__(self) -> str:
         return (
-            f"{self.rows} rows: separate {self.separate_us:.1f}, with cuBLAS {self.cublas_us:.1f}, on two streams "
-            f"{self.halves_us:.1f}, chain {self.chain_us:.1f} us; one launch {self.gain:.3f} x as fast: "
-            f"{self.best} ({self.source})"
+            f"{self.rows} rows: separate {self.separate_us:.1f} (two streams {self.separate_two_us:.1f}), with cuBLAS "
+            f"{self.cublas_us:.1f} ({self.cublas_two_us:.1f}), chain {self.chain_us:.1f} us; one launch "
+            f"{self.gain:.3f} x as fast: {self.best} ({self.source})"
         )
 
 
+_LARGE = Layer(4096, 4096, 14336, "bfloat16", "NVIDIA H200")
+_SMALL = Layer(2048, 2048, 8192, "bfloat16", "NVIDIA H200")
+
+
+def _row(layer: Layer, rows: int, line: int, us: tuple[float, float, float, float, float]) -> Measured:
+    """line: the first of the run's lines, one an arrangement. us: in the order of Measured."""
+    return Measured(layer, rows, *us, f"ledger/h200.jsonl:{line}-{line + 4}")
+
+
+# Rows; first line in ledger/h200.jsonl; separate, on two streams, cuBLAS, on two streams, chain.
 # fmt: off
-MEASURED: tuple[Measured, ...] = ()
+MEASURED: tuple[Measured, ...] = (
+    _row(_LARGE, 512, 5069, (334.0, 482.5, 324.7, 366.5, 443.7)),
+    _row(_LARGE, 1024, 5054, (626.7, 667.5, 629.5, 660.0, 644.9)),
+    _row(_LARGE, 2048, 5029, (1242.5, 1267.2, 1248.9, 1226.2, 1216.3)),
+    _row(_LARGE, 4096, 5014, (2459.5, 2498.0, 2507.6, 2472.3, 2383.2)),
+    _row(_LARGE, 8192, 5019, (4992.4, 4975.6, 5035.7, 4987.2, 4772.8)),
+    _row(_LARGE, 16384, 5024, (9964.5, 9870.1, 10152.4, 9859.9, 9556.9)),
+    _row(_SMALL, 1024, 5059, (190.3, 223.4, 203.1, 214.1, 252.5)),
+    _row(_SMALL, 2048, 5044, (371.6, 393.9, 386.5, 397.9, 400.1)),
+    _row(_SMALL, 4096, 5039, (740.5, 750.7, 772.6, 751.0, 760.6)),
+    _row(_SMALL, 8192, 5034, (1497.4, 1445.9, 1569.1, 1541.2, 1480.7)),
+    _row(_SMALL, 16384, 5049, (2943.7, 2883.0, 3114.5, 3116.2, 2931.0)),
+    _row(_SMALL, 32768, 5064, (6230.1, 5925.1, 6081.9, 6098.2, 5827.8)),
+)
 # fmt: on
+"""The layers of an 8B and of a 1B."""
 
 
 def fastest(rows: int, layer: Layer) -> str:
