@@ -113,37 +113,48 @@ def add_tiles(accs, slots, tile, x, rings, c):
 
     slots: of the tiles. rings: places of values and of scales.
     """
-    STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    ROWS: gl.constexpr = scale_rows(c.FORMAT)
-    GROUPS: gl.constexpr = 128 // group_of(c.FORMAT)
-    for image in gl.static_range(c.IMAGES):
-        at = tile * (2 * c.IMAGES) + 2 * image
-        first = activations(x.index(at), accs[0])
-        second = activations(x.index(at + 1), accs[0])
-        if has_minima(c.FORMAT):
-            ones = image_ones(first, second, accs[0], c)
-        made = ()
-        for block in gl.static_range(len(accs)):
-            acc = accs[block]
-            values = rings[0].index(slots[block])._reinterpret(gl.int32, [c.IMAGES * 32, 32], STORED)
-            if is_nested(c.FORMAT) == 0:
-                scales = rings[1].index(slots[block])._reinterpret(gl.float16, [c.IMAGES * ROWS, 4, 8, 2], PLAIN)
-            products = image_products(values.slice(image * 32, 32), first, second, acc, c)
-            if is_nested(c.FORMAT):
-                acc = add_nested_groups(acc, products, ones, image, rings[1], slots[block], c)
-            else:
-                for group in gl.static_range(GROUPS):
-                    acc += scales_of(scales.index(image * ROWS + group), acc) * products[group]
-                    if has_minima(c.FORMAT):
-                        acc += scales_of(scales.index(image * ROWS + GROUPS + group), acc) * ones[group]
-            made = made + (acc,)
-        accs = made
+    if is_nested(c.FORMAT):  # whose code is twice as long: unrolled, registers would spill
+        for image in range(c.IMAGES):
+            accs = add_images(accs, slots, tile, image, x, rings, c)
+    else:
+        for image in gl.static_range(c.IMAGES):
+            accs = add_images(accs, slots, tile, image, x, rings, c)
     return accs
 
 
 @gluon.jit
-def add_nested_groups(acc, products, ones, image: gl.constexpr, ring, slot, c):
+def add_images(accs, slots, tile, image, x, rings, c):
+    """Add the product of an image of each tile. Arguments as of add_tiles."""
+    STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    ROWS: gl.constexpr = scale_rows(c.FORMAT)
+    GROUPS: gl.constexpr = 128 // group_of(c.FORMAT)
+    at = tile * (2 * c.IMAGES) + 2 * image
+    first = activations(x.index(at), accs[0])
+    second = activations(x.index(at + 1), accs[0])
+    if has_minima(c.FORMAT):
+        ones = image_ones(first, second, accs[0], c)
+    made = ()
+    for block in gl.static_range(len(accs)):
+        acc = accs[block]
+        if is_nested(c.FORMAT):
+            images = rings[0].index(slots[block])._reinterpret(gl.int32, [c.IMAGES, 32, 32], STORED)
+            products = image_products(images.index(image), first, second, acc, c)
+            acc = add_nested_groups(acc, products, ones, image, rings[1], slots[block], c)
+        else:
+            values = rings[0].index(slots[block])._reinterpret(gl.int32, [c.IMAGES * 32, 32], STORED)
+            scales = rings[1].index(slots[block])._reinterpret(gl.float16, [c.IMAGES * ROWS, 4, 8, 2], PLAIN)
+            products = image_products(values.slice(image * 32, 32), first, second, acc, c)
+            for group in gl.static_range(GROUPS):
+                acc += scales_of(scales.index(image * ROWS + group), acc) * products[group]
+                if has_minima(c.FORMAT):
+                    acc += scales_of(scales.index(image * ROWS + GROUPS + group), acc) * ones[group]
+        made = made + (acc,)
+    return made
+
+
+@gluon.jit
+def add_nested_groups(acc, products, ones, image, ring, slot, c):
     """Add to acc an image's products and sums of activations, group by group, with nested scales and minima.
 
     ring: places of three copies a tile, each with two rows an image: integers of two groups, of the other two, and a
