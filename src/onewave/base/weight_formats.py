@@ -105,28 +105,32 @@ def name_of(found: WeightFormat | None) -> str:
 @dataclass(frozen=True)
 class MixedFormat(WeightFormat):
     """4-bit weights with others beside them. nibbles: their format. widths: matrices whose weights are twice or four
-    times as wide, 8 or 16 bits, by name. 8-bit ones have 128 for zero and a scale for `wide_group` columns, of
-    `wide_number` bytes: 2 (float16) or 4 (float32)."""
+    times as wide, 8 or 16 bits, by name. 8-bit ones have 128 for zero, or are e4m3 `floats`, and a scale for
+    `wide_group` columns, of `wide_number` bytes: 2 (float16) or 4 (float32)."""
 
     nibbles: GroupRounding
     widths: tuple[tuple[str, int], ...]
+    floats: bool = False
 
     @property
     def wide_group(self) -> int:
         """Columns that share a scale, of 8-bit weights."""
-        return 16 if self.nibbles.nested else max(16, 64 // self.beside_rows)
+        return 128 if self.floats else 16 if self.nibbles.nested else max(16, 64 // self.beside_rows)
 
     @property
     def wide_number(self) -> int:
         """Bytes of such a scale."""
-        return 4 if self.beside_rows == 8 else 2
+        return 4 if self.floats or self.beside_rows == 8 else 2
 
 
-def mixed(nibbles: GroupRounding, widths: Mapping[str, int]) -> MixedFormat:
-    """Return 4-bit weights with some matrices of another width."""
+def mixed(nibbles: GroupRounding, widths: Mapping[str, int], *, floats: bool = False) -> MixedFormat:
+    """Return 4-bit weights with some matrices of another width. floats: 8-bit ones are e4m3; nibbles without minima
+    for 128 columns leave room for their scales."""
     n = nibbles
-    name, kept = f"{n.name}, mixed", tuple(sorted(widths.items()))
-    return MixedFormat(name, n.number + 16, n.weight_bytes, n.box_rows, n.beside_rows, n, kept)
+    name, kept = f"{n.name}, mixed{' with fp8' * floats}", tuple(sorted(widths.items()))
+    return MixedFormat(
+        name, n.number + (32 if floats else 16), n.weight_bytes, n.box_rows, n.beside_rows, n, kept, floats
+    )
 
 
 def find_quantization(name: object) -> Rounding | ScaledFormat | None:

@@ -13,7 +13,7 @@ from kit.models.tiny_decoders import BASE, randn
 from kit.numpy_gpu.numpy_memory import DTYPES, Memory, Pointer
 from kit.numpy_gpu.numpy_tensor_maps import Boxes
 from kit.numpy_gpu.simulated_device import Bench, words
-from kit.operands.nested import nested_rows
+from kit.operands.nested import float_rows, nested_rows
 from onewave.base.weight_formats import MixedFormat, WeightFormat
 from onewave.models.batch import Batch
 from onewave.models.decode_wave import norm_gains, wave_weights
@@ -21,6 +21,7 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.plan.layout import TILE_BYTES
 from onewave.wave.weights.formats.nested import NestedTiles
+from onewave.wave.weights.formats.wide import FloatTiles
 from onewave.wave.weights.pack import WeightStream
 
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ def keys_box_of(memory: Memory, cache: Pointer, shape: tuple[int, ...], dtype: A
 
 class Simulated:
     """A decode wave on the simulated device, with caches of its own. model: of float16 or bfloat16 weights. Matrices of
-    nested formats are random."""
+    nested formats and of e4m3 numbers beside others are random."""
 
     def __init__(
         self,
@@ -58,9 +59,11 @@ class Simulated:
         stream = WeightStream(plan.program, self.dtype, CPU, weight_format)
         for name, weight in wave_weights(model).items():
             form = stream.format_of(name)
+            rows, cols = len(weight.matrices[0]) * len(weight.matrices), weight.matrices[0].shape[1]
             if isinstance(form, NestedTiles):
-                rows, cols = len(weight.matrices[0]) * len(weight.matrices), weight.matrices[0].shape[1]
                 stream.put_rows(name, nested_rows(rows, cols, form.bits, seed=rows))
+            elif isinstance(form, FloatTiles):
+                stream.put_rows(name, float_rows(rows, cols, seed=rows))
             else:
                 stream.put(name, replace(weight, gain=None) if gains_apart else weight)
         assert stream.reached

@@ -1,4 +1,4 @@
-"""Random rows of nested formats."""
+"""Random rows that are quantised already: of nested formats, and of e4m3 numbers."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ def nested_rows(count: int, cols: int, bits: int, *, seed: int = 0) -> GroupedRo
     steps = whole(0 if bits == 4 else -128, 64 if bits == 4 else 128, count, -(-cols // 32), 2).to(torch.int8)
     codes = whole(0, 1 << bits, count, cols).to(torch.uint8)
     return GroupedRows(codes, scales, minima, torch.full((count,), 2.0**-5), steps)
+
+
+def float_rows(count: int, cols: int, *, seed: int = 0) -> GroupedRows:
+    """Rows of e4m3 numbers of any size, with a scale for 128 columns."""
+    dice = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 256, (count, cols), generator=dice).to(torch.uint8)
+    codes[codes & 127 == 127] = 0  # no number
+    scales = (torch.rand(count, -(-cols // 128), generator=dice) + 0.5) * 2.0**-7
+    return GroupedRows(codes, scales, None, torch.full((count,), 2.0**-5))

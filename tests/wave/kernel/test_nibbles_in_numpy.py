@@ -20,6 +20,7 @@ from onewave.models.llama_plan import plan_decode
 from onewave.wave.weights.pack import WeightStream
 
 INT4 = NIBBLES[128, False]
+FLOATS = replace(INT4, name="fp8")  # beside int4
 WIDE = replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig("default", 500.0, 128))
 
 
@@ -93,6 +94,7 @@ def of_stream(model: Llama, stream: WeightStream) -> Llama:
     ("nibbles", "batch", "widths"),
     [
         (INT4, 4, {"head": 4, "down0": 2}),
+        (FLOATS, 2, {"head": 4, "down0": 2, "qkv0": 2, "gate_up0": 2}),
         (NIBBLES[32, True], 8, {"head": 2, "o0": 4, "qkv0": 2}),
         (NIBBLES[64, True], 1, {"head": 2, "gate_up0": 2}),
         (NIBBLES[32, False], 2, {"down0": 2, "qkv0": 4}),
@@ -106,7 +108,8 @@ def test_matrices_of_eight_and_sixteen_bits_lie_beside_those_of_four(
 ) -> None:
     monkeypatch.setattr(llama_plan, "_MAX_FILLING_OF_NIBBLES", 100.0)
     model = random_model(replace(LONG, intermediate_size=2112))
-    wave = Simulated(model, batch, 3, batch, weight_format=mixed(nibbles, widths))
+    form = mixed(INT4, widths, floats=True) if nibbles is FLOATS else mixed(nibbles, widths)
+    wave = Simulated(model, batch, 3, batch, weight_format=form)
     exact = of_stream(model, wave.stream)
     rows = [5] * batch, [0] * batch, list(range(batch))
     kv = exact.new_cache(num_slots=batch, capacity=CAPACITY)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from kit.models.tiny_gguf import k_blocks
-from kit.operands.nested import nested_rows
+from kit.operands.nested import float_rows, nested_rows
 from onewave.base.blocks import BLOCK_FORMATS, open_blocks
 from onewave.base.grouped import Code, GroupedMatrix, GroupFormat, GroupNumbers, Offset
-from onewave.base.weight_formats import NESTED, mixed
+from onewave.base.weight_formats import NESTED, NIBBLES, mixed
 from onewave.engine.load import kept
 from onewave.ops.embedding import embedding
 from onewave.wave.kernel.words import copied_rows, group_of, has_minima, is_nested, scale_rows, tile_bytes, wide_group
@@ -83,6 +83,26 @@ def test_packed_rows_come_back_by_plain_indexing_and_by_the_kernel(
     expected = restore_nested(made, 4 * width, torch.float16)
     assert torch.equal(tiles.restore(packed, cols), expected)
     out = torch.full((1, 2 * shape.rows, cols), torch.nan, dtype=torch.float16)
+    tiles.unpack(packed, torch.arange(len(packed.images)).int(), UnpackedRows(out, 1, 0, 0, 2))
+    assert torch.equal(out[0], expected)
+
+
+@pytest.mark.parametrize("block", [None, 128])
+def test_fp8_rows_have_the_very_values_of_the_checkpoint_and_come_back(block: int | None) -> None:
+    form = mixed(NIBBLES[128, False], {"down0": 2}, floats=True)
+    shape = tile_shape(2, weight_bytes=form.weight_bytes, images=4)
+    codes = float_rows(2 * shape.rows, 640).codes.numpy()
+    scales = np.random.default_rng(1).uniform(1e-5, 1e-2, (len(codes), 5 if block else 1)).astype(np.float32)
+    matrix = GroupedMatrix(GroupFormat(Code.E4M3, 8, block, number="F32"), codes.shape, codes, GroupNumbers(scales))
+    assert kept._fits_bytes(matrix.format, form)
+    rows, exact = kept._plain(matrix, form, 2, CPU)
+    assert exact
+    expected = torch.from_numpy(matrix.dequantize()).half()
+    tiles = tile_format(form, shape, torch.float16, 2)
+    packed = tiles.pack_groups(rows)
+    assert packed.images.shape[1] == tiles.shape.tile_bytes == shape.tile_bytes
+    assert torch.equal(tiles.restore(packed, 640), expected)
+    out = torch.full((1, *expected.shape), torch.nan, dtype=torch.float16)
     tiles.unpack(packed, torch.arange(len(packed.images)).int(), UnpackedRows(out, 1, 0, 0, 2))
     assert torch.equal(out[0], expected)
 

@@ -27,8 +27,11 @@ from onewave.models.llama import MATRICES, LayerWeights, Llama, LlamaWeights, Ma
 from onewave.wave.weights.pack import Sample, StreamMatrix, Weight, WeightStream
 from onewave.wave.weights.row_table import RowTable
 
-_NARROW = (NIBBLES[128, False], NIBBLES[64, False], NIBBLES[32, True], NESTED)
-"""What 4-bit matrices may be; wider ones follow from it."""
+_KINDS = (
+    *(mixed(nibbles, {}) for nibbles in (NIBBLES[128, False], NIBBLES[64, False], NIBBLES[32, True], NESTED)),
+    mixed(NIBBLES[128, False], {}, floats=True),
+)
+"""What groups may be like."""
 # Matrices that are read and unpacked side by side.
 _THREADS = 8
 
@@ -43,12 +46,12 @@ def kept_format(parts: ModelParts, config: ModelConfig, *, batch: int) -> MixedF
     shapes["head"] = config.vocab_size * config.hidden_size
     sizes = {name: shapes[_place(name)[1]] for name in found}
     best, least = None, sum(sizes.values()) * COMPACT.weight_bytes
-    for nibbles in _NARROW:
-        form = mixed(nibbles, {})
+    for form in _KINDS:
         widths = {name: _width(pieces, form) for name, pieces in found.items()}
-        size = sum(nibbles.weight_bytes * widths[name] * sizes[name] for name in found)
+        size = sum(form.weight_bytes * widths[name] * sizes[name] for name in found)
         if size < least and (batch <= 8 or 4 not in widths.values()):
-            best, least = mixed(nibbles, {name: width for name, width in widths.items() if width > 1}), size
+            wide = {name: width for name, width in widths.items() if width > 1}
+            best, least = mixed(form.nibbles, wide, floats=form.floats), size
     return best
 
 
@@ -91,6 +94,8 @@ def _fits_bytes(form: GroupFormat, chosen: MixedFormat) -> bool:
     if chosen.nibbles.nested:
         whole = form.code is not Code.E4M3 and form.number != "F32" and _divides(form.nested or form.group, 32)
         return whole and _divides(form.group, 16 if form.offset is Offset.NONE else 32)
+    if chosen.floats:
+        return form.code is Code.E4M3 and _divides(form.group, 128)
     number = chosen.wide_number == 4 or (form.nested is None and form.number != "F32")
     signed = form.code is Code.SIGNED and form.offset is Offset.NONE
     return signed and _divides(form.group, chosen.wide_group) and number

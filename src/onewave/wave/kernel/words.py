@@ -97,6 +97,12 @@ def is_mixed(FORMAT) -> int:
 
 
 @gluon.constexpr_function
+def has_floats(FORMAT) -> int:
+    """Whether 8-bit weights beside 4-bit ones are e4m3 numbers, with a float32 scale for 128 columns."""
+    return int(FORMAT >= 32)
+
+
+@gluon.constexpr_function
 def wide_group(FORMAT) -> int:
     """Columns that share a scale, of 8-bit weights beside 4-bit ones: as few as a tile's bytes leave room for."""
     return (64, 32, 16, 32, 16, 16, 16)[FORMAT % 16 - 4]

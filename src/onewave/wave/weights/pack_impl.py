@@ -15,6 +15,7 @@ BITS       bits of a weight in a group, or 16 of one beside them (4, 8, 16)
 GROUP      columns that share a scale (16, 32, 64, 128)
 MINIMA     whether groups have minima (False, True)
 NUMBER     type of scales and minima (float16, float32)
+FLOATS     whether eight bits are e4m3 numbers, in pairs
 NESTED     whether scales and minima are nested (formats/nested.py)
 BESIDE     bytes of an image's scales and minima
 """
@@ -98,6 +99,16 @@ def _unpack_kernel(
     tl.store(out + (matrix.to(tl.int64) * height + row) * cols + column, value, mask=inside)
 
 
+@triton.jit
+def _e4m3(low, high, second):
+    """The first or second number of a pair's two bytes (rounding.paired)."""
+    of_first = (high & 128) | ((high & 7) << 4) | (low >> 4)
+    byte = tl.where(second, ((high & 8) << 4) | (high & 112) | (low & 15), of_first)
+    # Exponent and mantissa in float32's places make a number that is too small by the biases' difference.
+    bits = ((byte & 128) << 24) | ((byte & 127) << 20)
+    return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+
+
 @triton.jit(do_not_specialize=["height", "first_block", "tiles", "first_row"])
 def _unpack_bytes_kernel(
     stream, places, scales, out, height, cols, first_block, tiles, first_row,
@@ -118,11 +129,7 @@ def _unpack_bytes_kernel(
         magnitude = tl.where(second, high, low) & 127
         value = tl.where(tl.where(second, low, high) > 127, -magnitude, magnitude).to(tl.float32)
     else:
-        of_first = (high & 128) | ((high & 7) << 4) | (low >> 4)
-        byte = tl.where(second, ((high & 8) << 4) | (high & 112) | (low & 15), of_first)
-        # Exponent and mantissa in float32's places make a number that is too small by the biases' difference.
-        bits = ((byte & 128) << 24) | ((byte & 127) << 20)
-        value = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+        value = _e4m3(low, high, second)
     matrix, row = whole % COUNT, whole // COUNT - first_row
     column += (number % tiles * IMAGES + image) * (8192 // R) + line // R * 128
     inside = (row >= 0) & (row < height) & (column < cols)
@@ -134,7 +141,8 @@ def _unpack_bytes_kernel(
 def _unpack_groups_kernel(
     stream, places, scales, out, height, cols, first_block, tiles, first_row,
     R: tl.constexpr, COUNT: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, MINIMA: tl.constexpr,
-    NUMBER: tl.constexpr, NESTED: tl.constexpr, BESIDE: tl.constexpr, IMAGES: tl.constexpr, PART: tl.constexpr,
+    NUMBER: tl.constexpr, NESTED: tl.constexpr, FLOATS: tl.constexpr, BESIDE: tl.constexpr,
+    IMAGES: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     number, image = tl.program_id(0) // IMAGES, tl.program_id(0) % IMAGES
     place = tl.program_id(1) * PART + tl.arange(0, PART)
@@ -161,7 +169,10 @@ def _unpack_groups_kernel(
         else:
             beside = (beside + image * BESIDE).to(tl.pointer_type(NUMBER)) + column // GROUP * 64 + row_at
             scale = tl.load(beside).to(tl.float32)
-            if MINIMA:
+            if FLOATS:
+                pair = tl.load(values.to(tl.pointer_type(tl.int16)) + at // 2).to(tl.int32)
+                value = _e4m3(pair & 255, (pair >> 8) & 255, at % 2 > 0) * scale
+            elif MINIMA:
                 value = code.to(tl.float32) * scale + tl.load(beside + 128 // GROUP * 64).to(tl.float32)
             else:
                 value = (code - (8 if BITS == 4 else 128)).to(tl.float32) * scale
@@ -266,11 +277,12 @@ def unpack_nibbles(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: Tile
 
 
 def unpack_wide(
-    tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, group: int, number: torch.dtype
-) -> None:
+    tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, group: int, number: torch.dtype,
+    *, floats: bool = False,
+) -> None:  # fmt: skip
     """Dequantise rows of 8-bit weights with a scale a group, likewise. number: of the scales, float16|float32."""
     scale = tl.float32 if number is torch.float32 else tl.float16
-    _unpack_groups(tiles, places, part, shape, BITS=8, GROUP=group, MINIMA=False, NUMBER=scale)
+    _unpack_groups(tiles, places, part, shape, BITS=8, GROUP=group, MINIMA=False, NUMBER=scale, FLOATS=floats)
 
 
 def unpack_halves(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape) -> None:
@@ -301,5 +313,5 @@ def _unpack_groups(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: Tile
         _unpack_groups_kernel, (part.blocks * count * shape.images, _PARTS),
         tiles.images, places, tiles.scales, part.out, height, cols, part.first_block, count, part.first_row,
         R=shape.rows, COUNT=part.count, BESIDE=beside, IMAGES=shape.images, PART=8192 // _PARTS, num_warps=4,
-        **{"NESTED": False} | constants,
+        **{"NESTED": False, "FLOATS": False} | constants,
     )  # fmt: skip

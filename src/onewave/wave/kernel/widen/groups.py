@@ -23,8 +23,8 @@ from onewave.wave.kernel.attend.streamed import skip_tiles
 from onewave.wave.kernel.hand_over import next_slot
 from onewave.wave.kernel.widen.nibble_values import nibbles
 from onewave.wave.kernel.widen.operands import activations, operand, scales_of, steps_of
-from onewave.wave.kernel.widen.wide import add_half_tile, add_nested_tile, add_wide_tile
-from onewave.wave.kernel.words import group_of, has_minima, is_mixed, is_nested, scale_rows
+from onewave.wave.kernel.widen.wide import add_float_tile, add_half_tile, add_nested_tile, add_wide_tile
+from onewave.wave.kernel.words import group_of, has_floats, has_minima, is_mixed, is_nested, scale_rows
 
 # The bits of the smallest subnormal number, the unit of nibbles.
 _ONE = gl.constexpr(1)
@@ -90,7 +90,9 @@ def add_one(acc, count, share, x, at, ring, c):
             if share == c.PC // c.IMAGES:
                 (acc,) = add_tiles((acc,), (slot,), tile, x, ring.places, c)
             elif share == 2 * (c.PC // c.IMAGES):
-                if is_nested(c.FORMAT):
+                if has_floats(c.FORMAT):
+                    acc = add_float_tile(acc, tile, x, slot, ring.places, c)
+                elif is_nested(c.FORMAT):
                     acc = add_nested_tile(acc, tile, x, slot, ring.places, c)
                 else:
                     acc = add_wide_tile(acc, tile, x, slot, ring.places, c)

@@ -15,6 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
+from onewave.wave.kernel.widen.byte_values import widened
 from onewave.wave.kernel.widen.nibble_values import both, unsigned_bytes
 from onewave.wave.kernel.widen.operands import activations, operand, scales_of, steps_of
 from onewave.wave.kernel.words import wide_group, wide_number
@@ -70,6 +71,28 @@ def add_nested_tile(acc, tile, x, slot, rings, c):
             acc += (scale * gl.where(least == 0.0, other, up)) * (second + less_more)
             # What takes 128 away is -128 times the sum of the activations.
             acc += (least * other * -0.0078125) * (less + less_more)
+    return acc
+
+
+@gluon.jit
+def add_float_tile(acc, tile, x, slot, rings, c):
+    """Add to acc an e4m3 tile's product: a scale for each row of an image, 128 columns. Widened as byte_values has
+    them, the numbers are larger than subnormal ones by the exponents' difference."""
+    STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
+    WORDS: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    A: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    IMAGES: gl.constexpr = c.IMAGES // 2
+    UNIT: gl.constexpr = 2.0**-16 if c.DTYPE == gl.float16 else 2.0**-13
+    values = rings[0].index(slot)._reinterpret(gl.int32, [IMAGES * 64, 32], STORED)
+    scales = rings[1].index(slot)._reinterpret(gl.float32, [IMAGES, 4, 8, 2], PLAIN)
+    for image in gl.static_range(IMAGES):
+        sums = gl.zeros_like(acc)
+        for half in gl.static_range(2):
+            numbers = widened(values.slice(image * 64 + half * 32, 32).load(WORDS), c.DTYPE, 2)
+            b = activations(x.index(tile * (2 * IMAGES) + 2 * image + half), acc)
+            sums = mma_v2(operand(numbers, A, acc.shape[0], c.DTYPE), b, sums)
+        acc += scales_of(scales.index(image), acc) * (sums * UNIT)
     return acc
 
 

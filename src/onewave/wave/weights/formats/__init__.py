@@ -12,7 +12,7 @@ from onewave.wave.weights.formats.nested import NestedTiles
 from onewave.wave.weights.formats.plain import PlainTiles
 from onewave.wave.weights.formats.row_bytes import ByteTiles
 from onewave.wave.weights.formats.tile_format import TileFormat, Tiles
-from onewave.wave.weights.formats.wide import HalfTiles, WideTiles
+from onewave.wave.weights.formats.wide import FloatTiles, HalfTiles, WideTiles
 
 __all__ = ["TileFormat", "Tiles", "tile_format"]
 
@@ -25,7 +25,7 @@ def tile_format(form: WeightFormat | None, shape: TileShape, dtype: torch.dtype,
     if isinstance(form, MixedFormat):
         if form.nibbles.nested and width < 4:
             return NestedTiles(form, own, dtype, width)
-        kinds = {2: WideTiles, 4: HalfTiles}
+        kinds = {2: FloatTiles if form.floats else WideTiles, 4: HalfTiles}
         return NibbleTiles(form.nibbles, shape, dtype) if width == 1 else kinds[width](form, own, dtype)
     if isinstance(form, RowRounding):
         return ByteTiles(form, shape, dtype)

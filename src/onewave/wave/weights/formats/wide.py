@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from onewave.base.group_rounding import GroupedRows, restore_groups, round_bytes
-from onewave.base.weight_formats import MixedFormat
+from onewave.base.weight_formats import ROW_ROUNDINGS, MixedFormat
 from onewave.wave.plan.layout import TILE_VALUES, TileShape
 from onewave.wave.weights.formats.group_nibbles import beside_images, numbers_of
 from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, operands_of, padded, rows_of
-from onewave.wave.weights.rounding import bytes_of_threads, place_in_image
+from onewave.wave.weights.rounding import bytes_of_threads, paired, place_in_image, unpaired
 
 if TYPE_CHECKING:
     from onewave.wave.weights.pack_impl import UnpackedRows
+
+_E4M3 = ROW_ROUNDINGS["fp8"]
 
 
 class WideTiles(TileFormat):
@@ -62,6 +64,39 @@ class WideTiles(TileFormat):
         from onewave.wave.weights.pack_impl import unpack_wide
 
         unpack_wide(tiles, places, part, self.shape, self._group, self._number)
+
+
+class FloatTiles(TileFormat):
+    """e4m3 numbers, in pairs as row_bytes.py has them, with a float32 scale for 128 columns."""
+
+    working_bytes = 20
+
+    def pack_groups(self, rows: GroupedRows) -> Tiles:
+        """Lay out rows that are quantised already."""
+        images = bytes_of_threads(operands_of(padded(rows.codes, self.shape), self.shape))
+        images = paired(images, _E4M3).view(-1, TILE_VALUES * self.shape.images)
+        beside = beside_images(rows.scales, 128, self.shape)
+        return Tiles(torch.cat((images, beside.view(len(images), -1)), dim=1), rows.row_scales)
+
+    def restore(self, tiles: Tiles, cols: int) -> Tensor:
+        assert tiles.scales is not None
+        values = TILE_VALUES * self.shape.images
+        row = torch.arange(64, device=tiles.images.device)[:, None]
+        at = place_in_image(row, torch.arange(128, device=tiles.images.device)[None, :])
+        images = unpaired(tiles.images[:, :values].reshape(-1, TILE_VALUES), _E4M3)
+        numbers = tiles.images[:, values:].contiguous().view(torch.float32).view(-1, 64)
+        scales = numbers_of(numbers, cols, 128, self.shape)
+        return self.restore_groups(GroupedRows(rows_of(images[:, at], cols, self.shape), scales, None, tiles.scales))
+
+    def restore_groups(self, rows: GroupedRows) -> Tensor:
+        values = rows.codes.view(torch.float8_e4m3fn).float()
+        scales = rows.scales.repeat_interleave(128, dim=1)[:, : values.shape[1]]
+        return (values * scales * rows.row_scales[:, None]).to(self.dtype)
+
+    def unpack(self, tiles: Tiles, places: Tensor, part: UnpackedRows) -> None:
+        from onewave.wave.weights.pack_impl import unpack_wide
+
+        unpack_wide(tiles, places, part, self.shape, 128, torch.float32, floats=True)
 
 
 class HalfTiles(TileFormat):
