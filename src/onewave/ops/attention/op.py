@@ -118,7 +118,9 @@ def attention_varlen(
     block_table: int32 [sequences, pages a sequence]; then k and v are pages [pages, page_size, kv_heads, head_dim], key
     i of a sequence stands in row i % page_size of its page block_table[.., i // page_size], and cu_seqlens_k counts as
     if they lay one after another. Pages that no query sees and rows after a sequence's last key are not read, and table
-    entries of neither. Hopper's kernel reads pages of 16, 32, 64, 128 or 256 keys in place; others get a copy.
+    entries of neither. Hopper's kernel reads pages of 16, 32, 64, 128 or 256 keys in place, a CPU's loops any (float32,
+    head_dim a multiple of 16, no softcap, sinks, ALiBi or bias; a row's bits depend on its own sequence alone); others
+    get a copy.
     On a CPU, and with ONEWAVE_DEBUG=1, which synchronises, contents of both are checked. Raises ShapeError,
     UnsupportedError, InvalidArgumentError.
     """
