@@ -18,9 +18,10 @@ def plan_pass(config: ModelConfig, num_tokens: int, num_sequences: int, itemsize
     """
     hidden, heads, kv = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     row = num_tokens * itemsize
-    first_end = 2 + _NORM  # a name is held until it is given anew
-    # The embedding, as the first residual, and the first norm.
-    values = [Lifetime(num_tokens * hidden * _FLOAT_BYTES, 0, first_end), Lifetime(row * hidden, 1, first_end)]
+    end = _STEPS * 2 + 2
+    # The embedding, as the first residual, which the layers are given, and the first norm. A name is held until it is
+    # given anew.
+    values = [Lifetime(num_tokens * hidden * _FLOAT_BYTES, 0, end), Lifetime(row * hidden, 1, 2 + _NORM)]
     for layer in range(2):
         at, after = _STEPS * layer + 2, _STEPS * (layer + 1) + 2
         values += [
@@ -36,6 +37,5 @@ def plan_pass(config: ModelConfig, num_tokens: int, num_sequences: int, itemsize
             Lifetime(row * hidden, at + _NORM, after + _NORM),
             Lifetime(num_tokens * hidden * _FLOAT_BYTES, at + _NORM, after + _NORM),
         ]
-    end = _STEPS * 2 + 2
     values.append(Lifetime(num_sequences * config.vocab_size * _FLOAT_BYTES, end, end + _STEPS))
     return plan_offsets(values)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +97,25 @@ def test_every_row_of_the_table_is_what_the_ledger_has(row: Measured) -> None:
     assert row.best == (
         "chain" if row.chain_us < 0.98 * min(t for n, t in times.items() if n != "chain") else "separate"
     )
+
+
+def test_matrices_that_a_stream_keeps_unpacked_are_taken_for_plain_ones() -> None:
+    *_, weights = operands()
+    kept: dict[int, Tensor | None] = {}
+
+    def in_a_stream(matrix: object) -> Any:
+        made = SimpleNamespace(stream=SimpleNamespace(kept=lambda asked: kept[id(asked)]))
+        kept[id(made)] = matrix  # type: ignore[assignment] # a tensor
+        return made
+
+    o, down = in_a_stream(weights.o), in_a_stream(weights.down)
+    packed = replace(weights, o=o, down=down)
+    found = packed.unpacked()
+    assert found.is_plain
+    assert found.o is weights.o
+    assert found.down is weights.down
+    kept[id(down)] = None
+    assert packed.unpacked() is packed
 
 
 def test_explain_says_what_a_named_launch_would_be() -> None:
