@@ -34,12 +34,16 @@ def test_a_step_is_planned_changed_and_refused(open_page):
     assert f"{own['step_ms']:.4f} ms" in text(page, ".figures")
     page.locator("#longest").click()
     assert " waits for split " in text(page, "#wait-detail")
+    drawn = page.locator(".hand-offs").inner_html()
+    page.locator("canvas.timeline").first.press("+")
+    assert page.locator(".hand-offs").inner_html() not in ("", drawn)  # the line stays at its tasks
     # A row block from one SM to another, by the form.
     page.locator("input[name=source]").fill("2")
     page.locator("input[name=target]").fill("9")
     page.locator("#move-blocks").click()
     moved = decode.step(asked(moves=[["gate_up", 2, 9]]))
     page.locator(f".figures b:has-text('{moved['step_ms']:.4f} ms')").wait_for()
+    assert page.locator(".hand-offs").inner_html() == ""
     assert "1 row blocks moved" in text(page, "#shares")
     # A queue in another order: what waits for itself is refused, and the picture stays.
     page.locator("input[name=queue]").fill("0")

@@ -140,3 +140,15 @@ def test_a_stage_that_is_cut_in_slices_is_fitted_too() -> None:
     measured = predict_step(config, COSTS, batch=8, workers=5)
     found = fit_costs(config, measured, batch=8, memory_bandwidth=100.0, source="")
     assert predict_step(config, found, batch=8, workers=5).makespan == pytest.approx(measured.makespan, rel=0.02)
+
+
+def test_keys_that_no_cache_holds_are_read_in_several_tiles() -> None:
+    config = replace(BASE, num_layers=1, layer_windows=(None,))
+    keys = (256 << 20) // (4 * config.head_dim)
+    dealt = deal_decode(config, batch=16, workers=4, context=keys)
+    stored = 16 * config.num_kv_heads * (256 << 20)
+    assert dealt.graph.tensors["cache0"].nbytes == stored
+    reads = [len([tile for tile in task.reads if tile[0] == "cache0"]) for task in dealt.graph.tasks]
+    assert sum(reads) * (16 << 20) == stored
+    assert max(reads) > 1
+    assert predict_plan(dealt, WaveCosts(100.0), batch=16).makespan > stored / 100

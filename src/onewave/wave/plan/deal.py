@@ -18,6 +18,9 @@ from onewave.wave.plan.layout import TileShape, keys_per_split
 from onewave.wave.plan.operations import INPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.plan.slices import passes, slice_bounds
 
+# A tile of cached keys and values holds at most so many bytes, a fraction of any L2 that steps are simulated with.
+_MAX_TILE_BYTES = 16 << 20
+
 
 def fewest_workers(units: Iterable[int], available: int) -> int:
     """Return the fewest workers that give no worker more of any operation, at least 15/16 of `available`.
@@ -288,15 +291,21 @@ class Deal:
         return max(0, min(share, cached - split * share))
 
     def _cached(self, operation: Attention, kv_unit: int, split: int) -> tuple[Tile, ...]:
-        """The tile of keys and values that a split reads, if any. kv_unit: sequence * KV heads + KV head."""
+        """The tiles of keys and values that a split reads: one, or several where one would fill a cache. kv_unit:
+        sequence * KV heads + KV head."""
         if self._keys(operation, split) == 0:
             return ()
         cache, full, groups = f"cache{operation.layer}", self._keys(operation, 0), operation.groups
+        key_bytes, tiles = 2 * 2 * groups.head_dim, 1
+        while full * key_bytes > tiles * _MAX_TILE_BYTES:
+            tiles *= 2  # full splits hold multiples of BLOCK_KEYS
+        keys_of_tile = -(-full // tiles)
         if cache not in self.build.tensors:
             keys = sum(self._keys(operation, each) for each in range(groups.splits))
             shape = (self.batch * groups.kv_heads, keys)
-            self.build.tensor(cache, shape, (1, full), 2 * 2 * groups.head_dim)
-        return ((cache, (kv_unit, split)),)
+            self.build.tensor(cache, shape, (1, keys_of_tile), key_bytes)
+        read = -(-self._keys(operation, split) // keys_of_tile)
+        return tuple((cache, (kv_unit, split * tiles + tile)) for tile in range(read))
 
     def _finished(self, target: str, groups: HeadGroups, number: int, head: int, heads: int) -> Tile:
         """Return the tile that holds so many heads' finished attention."""

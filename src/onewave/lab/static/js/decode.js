@@ -70,6 +70,7 @@ function build() {
       label: `The step: a lane per SM. ${TIMELINE_KEYS}`,
       height: 460,
       onpick: (index) => picked(index),
+      onview: drawHandOff,
     }),
     measured: new Timeline({ label: `Measured: a lane per SM. ${TIMELINE_KEYS}`, height: 300 }),
     detail: h("p", { class: "explain", "aria-live": "polite", id: "wait-detail" }),
@@ -174,7 +175,7 @@ function accept(found) {
   state.found = found;
   state.lanes = new Lanes(found.trace);
   parts.timeline.load(state.lanes);
-  parts.detail.hidden = true;
+  picked(-1);
   figures();
   shares();
   queue();
@@ -190,7 +191,7 @@ function figures() {
   const layers = found.whole ? "the whole step" : `${found.layers} of ${found.all_layers} layers and the head`;
   parts.figures.replaceChildren(
     figure(`${found.step_ms.toFixed(4)} ms`, `predicted, ${layers}`),
-    figure(change ? `${change > 0 ? "+" : "−"}${Math.abs(100 * change).toFixed(2)} %` : "0 %", "against the wave's own plan", change > 0 ? "bad" : ""),
+    figure(found.whole ? "–" : change ? `${change > 0 ? "+" : "−"}${Math.abs(100 * change).toFixed(2)} %` : "0 %", "against the wave's own plan", change > 0 ? "bad" : ""),
     figure(whole.format(state.lanes.length), "tasks"),
     figure(whole.format(found.workers), "SMs"),
     figure(percent(1 - state.lanes.busy / (state.lanes.makespan * state.lanes.workers)), "of the SMs' time waiting"),
@@ -206,7 +207,7 @@ const waitOf = (index) => {
 
 function picked(index) {
   parts.detail.hidden = index < 0;
-  parts.hand.replaceChildren();
+  drawHandOff();
   if (index < 0) return;
   const { lanes } = state;
   const [ran, waited] = [lanes.end[index] - lanes.start[index], lanes.start[index] - lanes.wait[index]].map((t) => time(t, lanes.unit));
@@ -214,12 +215,13 @@ function picked(index) {
   parts.detail.textContent = `${lanes.name[index]} on SM ${lanes.worker[index]}: runs ${ran}, waits ${waited}. ${what ? `${what}.` : ""}`;
   state.queue = lanes.worker[index];
   queue();
-  drawHandOff(index);
 }
 
-// A line from the SM that a task waits for to the task itself.
-function drawHandOff(index) {
-  const what = state.found.waits[state.lanes.source[index]];
+// A line from the SM that the picked task waits for to the task itself, in the timeline's present view.
+function drawHandOff() {
+  const index = parts.timeline.picked;
+  parts.hand.replaceChildren();
+  const what = index < 0 ? null : state.found.waits[state.lanes.source[index]];
   const source = what && Number(what.match(/SM (\d+)$/)?.[1]);
   if (!what || Number.isNaN(source)) return;
   const { timeline } = parts;
@@ -367,4 +369,4 @@ async function exportPlan() {
   }
 }
 
-window.addEventListener("themechange", () => root && parts.hand?.replaceChildren());
+window.addEventListener("themechange", () => root && state.found && drawHandOff());
