@@ -28,7 +28,7 @@ def test_a_missing_model_is_named(onewave, command, path):
 def test_an_unknown_operator_is_named_with_all_there_are_in_order(onewave):
     message = onewave("bench", "ops", "foo").error()
     named = message.split("allowed: ")[1].strip().split(", ")
-    assert named[-1] == "ffn alone"
+    assert named[-1] == "ffn or post-attention alone"
     assert named[:-1] == sorted(named[:-1])
     assert {"attention", "attention_fp8", "linear"} < set(named)
 

@@ -101,7 +101,9 @@ def test_the_bytes_that_a_step_reads_are_those_of_its_path(planned: list[Any], n
 
 @pytest.mark.parametrize("wrong", ["int3", "", 8, ["int8"]])
 def test_an_unknown_quantization_is_refused_before_anything_is_loaded(wrong: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match=rf"quantization: {re.escape(repr(wrong))}; .*fp8, int4 or None"):
+    with pytest.raises(
+        InvalidArgumentError, match=rf"quantization: {re.escape(repr(wrong))}; .*fp8, int4, w8a8, fp8-w8a8 or None"
+    ):
         LLM("no-such-model", quantization=wrong)
 
 

@@ -8,7 +8,7 @@ import torch
 from onewave.base.errors import UnsupportedError
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
-from onewave.bench.ops import operators
+from onewave.bench.ops import operators, scaled
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 
 CONFIG = ModelConfig(
@@ -46,6 +46,17 @@ def test_every_trial_runs_and_makes_a_ledger_line(weight_format: str, monkeypatc
         line = result.measurement("tiny", "float32", Ceiling("read bandwidth", 10.0, "GB/s", "none", summarize([10.0])))
         assert line.unit == "us"
         assert result.gigabytes_per_second > 0
+
+
+@pytest.mark.parametrize("operator", scaled.KINDS)
+def test_one_byte_products_run_beside_16_bits_and_pytorchs(operator: str) -> None:
+    cpu, names = torch.device("cpu"), set[str]()
+    for trial in scaled.scaled_trials(operator, CONFIG, cpu, torch.bfloat16, tokens=3):
+        out = trial.make()()
+        assert isinstance(out, torch.Tensor)
+        assert trial.shape.startswith(f"{out.shape[1]}x")
+        names.add(trial.implementation)
+    assert names == {"onewave", "onewave bfloat16", *(["torch _int_mm"] if operator == "linear_int8" else [])}
 
 
 def test_bytes_count_the_weights_as_they_are_stored() -> None:

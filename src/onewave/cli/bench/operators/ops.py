@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,7 +33,8 @@ def ops(
         list[str] | None,
         typer.Argument(
             help="Operators to measure. Default: a decode step's. Beside their peers: attention, attention-varlen, "
-            "attention-fp8, decode-attention, masked_multihead_attention; alone: ffn, post-attention."
+            "attention-fp8, decode-attention, masked_multihead_attention, linear-int8, linear-fp8; alone: ffn, "
+            "post-attention."
         ),
     ] = None,
     model: Annotated[
@@ -117,12 +119,13 @@ def ops(
         raise InvalidArgumentError(what, got="no attention operator", next="Name attention first.")
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.ops.operators import OPERATORS, check_weight_format, measure, trials
+    from onewave.bench.ops.scaled import KINDS, scaled_trials
     from onewave.ops.linear.packed import FORMATS
 
     chosen = others or list(OPERATORS)
     for name in chosen:
-        if name not in OPERATORS:
-            known = [*sorted({*OPERATORS, *ATTENTION_OPERATORS}), f"{FFN} or {LAYER} alone"]
+        if name not in (*OPERATORS, *KINDS):
+            known = [*sorted({*OPERATORS, *KINDS, *ATTENTION_OPERATORS}), f"{FFN} or {LAYER} alone"]
             raise InvalidArgumentError("operator", got=shown(name), allowed=", ".join(known))
     if weight_format not in FORMATS:
         raise InvalidArgumentError("--weight-format", got=shown(weight_format), allowed=", ".join(FORMATS))
@@ -130,7 +133,10 @@ def ops(
     if "linear" in chosen and where.type == "cpu":
         check_weight_format(config, weight_format)
     ceiling = read_bandwidth(where)
-    plan = trials(config, where, kind, tokens=batch_size, context=context, weight_format=weight_format)
+    plan = chain(
+        trials(config, where, kind, tokens=batch_size, context=context, weight_format=weight_format),
+        *(scaled_trials(name, config, where, kind, tokens=batch_size) for name in KINDS),
+    )
     results: list[OperatorResult] = []
     for trial in plan:
         if trial.operator in chosen:
