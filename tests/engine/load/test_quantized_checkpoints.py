@@ -61,7 +61,11 @@ KINDS: dict[str, tuple[Callable[..., Stored], dict[str, Any], str]] = {
     "gptq, eight bits": (partial(gptq, bits=8, group=64), GPTQ | {"bits": 8, "group_size": 64}, "G8"),
     "awq": (awq, AWQ, "G4Z"),
     "packed int4": (packed, compressed("pack-quantized", **INT4), "Q4_0"),
-    "packed int4, asymmetric": (partial(packed, sym=False), compressed("pack-quantized", **INT4), "G4Z"),
+    "packed int4, asymmetric": (
+        partial(packed, sym=False),
+        compressed("pack-quantized", **INT4, symmetric=False),
+        "G4Z",
+    ),
     "packed int4, wide zero points": (
         partial(packed, sym=False, wide=True),
         compressed("pack-quantized", **INT4),
@@ -153,6 +157,7 @@ def change(parts: dict[str, Tensor], part: str, to: Callable[[Tensor], Tensor] |
         ("gptq, activation order", "g_idx", lambda t: t * 0, f"tensor '{Q}.g_idx': groups of several sizes"),
         ("packed int4", "weight_scale", lambda t: t * torch.inf, "weight_scale': a scale that is no finite number"),
         ("packed int4", "weight_shape", lambda t: t + 1, f"tensor '{Q}.weight_shape': [129, 129]; allowed: [128, 128]"),
+        ("packed int4, asymmetric", "weight_zero_point", None, "weight_packed': its weight_zero_point is missing"),
         ("packed int4, wide zero points", "weight_zero_point", lambda t: t * 0 + 9, "zero point 9; allowed: -8 to 7"),
         ("fp8 by row", "weight", lambda t: (t.view(torch.uint8) | 127).view(t.dtype), "weights that are no numbers"),
     ],

@@ -98,7 +98,7 @@ def _compressed_tensors(section: Fields) -> Scheme:
     packed: set[bool] = set()
     kinds: list[tuple[int, Sharing]] = []
     asked: list[Activations | str | None] = []
-    act_order = False
+    act_order, shifted = False, True
     for name in groups.values:
         group = groups.section(name)
         if group is None:
@@ -113,12 +113,13 @@ def _compressed_tensors(section: Fields) -> Scheme:
         kinds.append(_weights(weights, packed=_FORMATS[form]))
         asked.append(_activations(group, weights))
         act_order |= weights.values.get("actorder") in ("group", True)
+        shifted &= not weights.flag("symmetric", default=True)
     if len(packed) != 1:
         raise section.unsupported("config_groups", "packed and plain codes", "one of both", next=_NEXT)
     packing = Packing.PACKED if packed == {True} else Packing.PLAIN
     activations, not_followed = _one_of(asked)
     kept = tuple(dict.fromkeys(kinds))
-    return Scheme("compressed-tensors", packing, kept, act_order, activations, not_followed)
+    return Scheme("compressed-tensors", packing, kept, act_order, activations, not_followed, zero_points=shifted)
 
 
 def _activations(group: Fields, weights: Fields) -> Activations | str | None:

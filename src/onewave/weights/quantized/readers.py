@@ -152,6 +152,8 @@ def _check_others(made: Plan) -> None:
     elif "weight_zero_point" in parts:
         _check_dtype(parts["weight_zero_point"], "I8", "I32")
         _check_shape(parts["weight_zero_point"], parts[NAMES[made.scheme.packing].scale].shape)
+    elif made.scheme.zero_points:
+        _fail(made.main, "its weight_zero_point is missing", next="The file is incomplete; fetch it again.")
     index = next((name for name in ("g_idx", "weight_g_idx") if name in parts), None)
     if index is not None:
         _check_dtype(parts[index], "I32", "I64")

@@ -38,6 +38,7 @@ class Scheme:
 
     method: its name in config.json. kinds: (bits of a code, weights that share a scale) that its matrices may have.
     act_order: whether columns were quantised in an order of their own, so that each matrix needs its index.
+    zero_points: whether each matrix needs them.
     activations: None where they stay in 16 bits or more. not_followed: in words, what the config asks of them and is
     not done.
     """
@@ -48,3 +49,4 @@ class Scheme:
     act_order: bool = False
     activations: Activations | None = None
     not_followed: str | None = None
+    zero_points: bool = False
