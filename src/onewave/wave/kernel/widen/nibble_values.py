@@ -28,9 +28,9 @@ def _nibbles(less: str) -> str:
 
 _NIBBLES = gl.constexpr(_nibbles(""))
 _SIGNED_BF16, _SIGNED_FP16 = gl.constexpr(_nibbles("add.rn.bf16x2")), gl.constexpr(_nibbles("add.rn.f16x2"))
-_WITH = gl.constexpr(",".join(["=h"] * 8 + ["r"]))
+_EIGHT_WITH = gl.constexpr(",".join(["=h"] * 8 + ["r"]))
 _NUMBERS = gl.constexpr((gl.int16,) * 8)
-_BYTES = gl.constexpr(
+_CODES_OF_WORD = gl.constexpr(
     "\n".join(
         (
             "{",
@@ -56,13 +56,13 @@ def nibbles(words, SIGNED: gl.constexpr, DTYPE: gl.constexpr):
     """
     LESS: gl.constexpr = _SIGNED_FP16 if DTYPE == gl.float16 else _SIGNED_BF16
     TEXT: gl.constexpr = LESS if SIGNED else _NIBBLES
-    return gl.inline_asm_elementwise(TEXT, _WITH, [words], dtype=_NUMBERS, is_pure=True, pack=1)
+    return gl.inline_asm_elementwise(TEXT, _EIGHT_WITH, [words], dtype=_NUMBERS, is_pure=True, pack=1)
 
 
 @gluon.jit
 def unsigned_bytes(words):
     """Widen each word's four bytes to the bits of subnormal numbers, int16, in the order of rounding.place_in_image."""
-    return gl.inline_asm_elementwise(_BYTES, "=h,=h,=h,=h,r", [words], dtype=_FOUR, is_pure=True, pack=1)
+    return gl.inline_asm_elementwise(_CODES_OF_WORD, "=h,=h,=h,=h,r", [words], dtype=_FOUR, is_pure=True, pack=1)
 
 
 @gluon.jit
