@@ -17,6 +17,7 @@ from kit.models.plain_wave import how
 from kit.models.tiny_gguf import write_gguf
 from kit.numpy_gpu.simulated_wave import LONG
 from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, GroupRounding, MixedFormat
+from onewave.engine.load import wave as load_wave_module
 from onewave.engine.load.checkpoint import load_model, open_parts
 from onewave.engine.load.kept import kept_format, stream_kept
 from onewave.engine.load.options import LoadOptions
@@ -119,6 +120,18 @@ def test_a_file_of_wide_weights_is_dequantised(tmp_path: Path) -> None:
         location = written(tmp_path / f"{number}.gguf", CONFIG, {"other": kind})
         with open_parts(location, CONFIG, options) as parts:
             assert kept_format(parts, CONFIG, batch=1) is None
+
+
+def test_nothing_of_a_quantised_file_is_kept_unpacked(
+    planned: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_wave_module, "_has_room", lambda stream: True)
+    location = written(tmp_path / "tiny.gguf", CONFIG, {"other": "Q4_1", "output": "Q4_1"})
+    given = {"dtype": torch.bfloat16, "load_format": "auto"}
+    for weight_format, keeping in ((COMPACT, False), (None, True)):
+        _, wave = load_wave(location, CONFIG, how(tmp_path, weight_format=weight_format, **given))
+        assert wave.stream is not None
+        assert wave.stream.keeping is keeping
 
 
 def test_the_wave_takes_a_quantised_file_as_it_is_unless_something_else_is_asked_for(
