@@ -57,6 +57,15 @@ def integers(address, length):
     return carray(_pointer(address), (length,), np.int64)
 
 
+@njit(inline="always")
+def e4m3(code):
+    """float32 of an e4m3 byte: its bits at a float32's place are the number over 2^120."""
+    size = np.int32(code) & np.int32(127)
+    bits = np.int32(size << np.int32(20)) | np.int32((np.int32(code) & np.int32(128)) << np.int32(24))
+    value = _as_float(np.int32(bits)) * np.float32(2.0**120)
+    return np.float32(np.nan) if size == 127 else value
+
+
 @njit(inline="always", fastmath=FAST)
 def exp(x):
     """e^x for float32 within 2 units in the last place; inputs beyond +-87 are clamped.

@@ -6,12 +6,12 @@ the order.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from onewave.base.grouped import e4m3_values
 from onewave.ops.choice import Choice
-from onewave.ops.cpu.math_impl import bytes_at, doubles, floats, integers
+from onewave.ops.cpu.math_impl import bytes_at, doubles, e4m3, floats, integers
 from onewave.ops.cpu.team_impl import kernel
 from onewave.ops.cpu.team_impl import run as run_in_team
 from onewave.ops.scaled_linear.call import ScaledCall
@@ -24,10 +24,7 @@ _TOKENS = 4
 @kernel
 def _e4m3_rows(table_at, first, last):
     table = integers(table_at, 19)
-    x_at, w_at, values_at, out_at, tokens, rows, cols = (
-        table[1], table[2], table[3], table[4], table[5], table[6], table[7],
-    )  # fmt: skip
-    values = doubles(values_at, 256)
+    x_at, w_at, out_at, tokens, rows, cols = table[1], table[2], table[3], table[4], table[5], table[6]
     for row in range(first, last):
         codes = bytes_at(w_at + row * cols, cols)
         for token in range(0, tokens, _TOKENS):
@@ -37,16 +34,20 @@ def _e4m3_rows(table_at, first, last):
             a, b = doubles(at, cols), doubles(at + min(1, some - 1) * cols * 8, cols)
             c, d = doubles(at + min(2, some - 1) * cols * 8, cols), doubles(at + (some - 1) * cols * 8, cols)
             sa, sb, sc, sd = 0.0, 0.0, 0.0, 0.0
+            if some == 1:
+                for i in range(cols):
+                    sa += np.float64(e4m3(codes[i])) * a[i]
+                floats(out_at + (token * rows + row) * 4, 1)[0] = sa
+                continue
             for i in range(cols):
-                w = values[codes[i]]
+                w = np.float64(e4m3(codes[i]))
                 sa += w * a[i]
                 sb += w * b[i]
                 sc += w * c[i]
                 sd += w * d[i]
             out = floats(out_at + (token * rows + row) * 4, (some - 1) * rows + 1)
             out[0] = sa
-            if some > 1:
-                out[rows] = sb
+            out[rows] = sb
             if some > 2:
                 out[2 * rows] = sc
             if some > 3:
@@ -63,9 +64,8 @@ def run(call: ScaledCall, choice: Choice) -> Tensor:
         sums = torch.ops.aten._int_mm(x, weight.t())
     else:
         sums = torch.empty(tokens, rows)
-        table = torch.as_tensor(e4m3_values()).double()
-        wide = table[x.view(torch.uint8).int()] if tokens else table
-        addresses = (wide.data_ptr(), weight.data_ptr(), table.data_ptr(), sums.data_ptr())
+        wide = x.double()
+        addresses = (wide.data_ptr(), weight.data_ptr(), sums.data_ptr())
         if tokens:
             run_in_team(_e4m3_rows, rows, (*addresses, tokens, rows, cols), alone=rows * cols * tokens < 1 << 14)
     return finish(sums, call.epilogue, call.out_dtype)
