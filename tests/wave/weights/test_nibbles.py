@@ -167,7 +167,7 @@ def test_wider_rows_come_back_by_plain_indexing_and_by_the_kernel(
 def test_all_bytes_widen_exactly_in_every_place_of_a_word() -> None:
     words = np.random.default_rng(2).integers(0, 1 << 32, 4096, dtype=np.uint32)
     words[:256] = np.arange(256) * 0x01010101
-    made = executed(nibble_values._BYTES.value, {"$4": words})
+    made = executed(nibble_values._CODES_OF_WORD.value, {"$4": words})
     for place in range(4):
         found = torch.from_numpy(np.ascontiguousarray(made[f"${place}"])).view(torch.bfloat16)
         expected = torch.from_numpy((words >> (8 * place) & 255).astype(np.float64))
