@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.ops.linear import linear
+from kit.operands.on_gpu import GPU, ON_WAVE
+from kit.operands.rounded_on_gpu import streamed, two_layers
+from onewave.base.weight_formats import COMPACT
+from onewave.ops.linear import linear, linear_swiglu
 
 pytestmark = pytest.mark.gpu
 
@@ -60,3 +63,27 @@ def test_a_graph_and_a_thousand_repeats_give_the_same_bits(rows: int) -> None:
     for _ in range(1000):
         graph.replay()
     assert torch.equal(again, first)
+
+
+@ON_WAVE[-1]
+@pytest.mark.parametrize("batch", [1, 8, 16])
+@torch.inference_mode()
+def test_products_from_tiles_have_the_plain_products_bits(batch: int) -> None:
+    stream = streamed(COMPACT, batch, 17, two_layers()).stream
+    dice = torch.Generator(GPU).manual_seed(batch)
+    for name, (height, cols, count) in {
+        "qkv0": (3072, 2048, 1),
+        "gate_up1": (8192, 2048, 2),
+        "down0": (2048, 8192, 1),
+        "head": (128256, 2048, 1),
+    }.items():
+        matrix = stream.matrix(name, height, cols, count)
+        plain = matrix.dense().clone()
+        bias = torch.randn(len(plain), generator=dice, device=GPU).bfloat16()
+        product = linear_swiglu if count > 1 else linear
+        for tokens in (2, 9, 17, 64, 65, 129, 200, 257, 513, 1000, 2048) if height < 10000 else (2, 16):
+            x = torch.randn(tokens, cols, generator=dice, device=GPU).bfloat16()
+            assert torch.equal(product(x, matrix, bias), product(x, plain, bias)), (name, tokens)
+            if count == 1:
+                wide = linear(x, matrix, None, torch.float32)
+                assert torch.equal(wide, linear(x, plain, None, torch.float32)), (name, tokens)

@@ -25,6 +25,7 @@ PTX = f"""
 	bra.uni 	$L__BB0_1;
 $L__BB0_7:
 	setmaxnreg.inc.sync.aligned.u32 	256;
+	ld.param.b32 	%r12, [sharing_param_3];
 	and.b32 	%r4, %r1, 127;
 	setp.eq.b32 	%p2, %r4, 0;
 	.loc	1 349 18                        // kernel.py:349:18
@@ -87,7 +88,7 @@ def test_later_warpgroups_take_the_first_ones_way() -> None:
     # Who goes there, with what number, and what all of them know.
     assert "setp.lt.u32 	%p1, %r3, 12;" in before
     assert "shr.u32 	onewave_warpgroup, %r3, 2;" in before
-    assert all(made in before for made in ("%r4, %r1, 127;", "%p2, %r4, 0;", "%r5, %r9, 64;"))
+    assert all(made in before for made in ("%r4, %r1, 127;", "%p2, %r4, 0;", "%r5, %r9, 64;", "ld.param.b32 	%r12"))
     # Only the first one sets up, and nobody asks for registers before there are some.
     assert setup.index("@onewave_later bra 	$L__BB_shared;") < setup.index("mbarrier.init")
     assert "bar.sync 	0, 128;" in setup

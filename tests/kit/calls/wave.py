@@ -18,7 +18,7 @@ from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.decode_wave import DecodeWave
 from onewave.ops.ffn.op import pack_ffn
 from onewave.ops.ffn.wave.launch import PackedFFN, Packing
-from onewave.ops.linear import linear
+from onewave.ops.linear import linear, linear_swiglu
 from onewave.wave.weights.pack import StreamMatrix
 
 FORMATS = {
@@ -93,12 +93,13 @@ def packing(model: str, weights: str) -> None:
     compile_packing(blank_stream(one_layer(MODELS[model]), options, None))
 
 
-def compact_product(rows: int) -> None:
-    """A projection of several rows by compact tiles of a stream."""
+def compact_product(name: str, rows: int, sequences: int = 1) -> None:
+    """A product of several rows by compact tiles of a stream, made for so many sequences."""
     config = one_layer(MODELS["8B"])
-    stream = blank_stream(config, LoadOptions(torch.bfloat16, _DEVICE, weight_format=COMPACT), None)
-    matrix = StreamMatrix(stream, "qkv0", *layer_matrices(config)["qkv"])
-    linear(empty(rows, config.hidden_size), matrix)
+    stream = blank_stream(config, LoadOptions(torch.bfloat16, _DEVICE, sequences, weight_format=COMPACT), None)
+    matrix = StreamMatrix(stream, f"{name}0", *layer_matrices(config)[name])
+    x = empty(rows, matrix.cols)
+    linear_swiglu(x, matrix) if matrix.count > 1 else linear(x, matrix)
 
 
 def block(
@@ -218,7 +219,18 @@ PACKING = {
         ("360M", "compact"),
         ("1B", "int4 g32 minima"),
     )
-} | {"linear 64 rows of a stream": Call(partial(compact_product, 64), sms=_SMS, kernels=("compact_gemm_kernel",))}
+} | {
+    f"linear {rows} rows of a stream for {sequences}": Call(
+        partial(compact_product, name, rows, sequences), sms=_SMS, kernels=(kernel,)
+    )
+    for name, rows, sequences, kernel in (
+        ("o", 64, 1, "compact_gemm_kernel"),
+        ("qkv", 8, 1, "packed_gemm_kernel"),
+        ("gate_up", 64, 8, "packed_gemm_kernel"),
+        ("gate_up", 256, 1, "packed_gemm_kernel"),
+        ("qkv", 2048, 8, "packed_gemm_kernel"),
+    )
+}
 WAVE: dict[str, Call] = {
     **{f"wave step {name}": call for name, call in STEPS.items()},
     **{f"wave block {name}": call for name, call in BLOCKS.items()},

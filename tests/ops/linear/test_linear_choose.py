@@ -7,7 +7,7 @@ import torch
 
 from onewave.base.device import Device
 from onewave.ops.choice import Asked, Choice
-from onewave.ops.linear.choose import ProductChoice, choose, describe
+from onewave.ops.linear.choose import CompactChoice, PackedChoice, ProductChoice, choose, choose_compact, describe
 
 HOPPER, AMPERE = Device((9, 0), 132), Device((8, 0), 108)
 
@@ -61,3 +61,31 @@ def test_a_float32_result_is_stored_plainly() -> None:
     choice = chosen(8, 128_256, 4096, out_dtype="float32")
     assert isinstance(choice, ProductChoice)
     assert not choice.to_map
+
+
+@pytest.mark.parametrize(
+    ("tokens", "tile_rows"), [(2, 8), (9, 16), (64, 8), (65, 32), (300, 16), (2048, 8), (4096, 16)]
+)
+@pytest.mark.parametrize("width", [16, 6144, 28672])
+def test_tiles_of_packed_rows_cover_the_result_and_fit_shared_memory(tokens: int, tile_rows: int, width: int) -> None:
+    choice = choose_compact(tokens, width, 4096, (tile_rows, 1), None, 132, gated=width == 28672)
+    assert choice.to_map
+    assert choice.stages >= 3
+    if isinstance(choice, PackedChoice):
+        assert choice.token_blocks * choice.tokens >= tokens
+        assert choice.row_blocks * choice.rows >= width
+        assert 1 <= choice.num_programs <= min(132, choice.token_blocks * choice.row_blocks)
+        stage = choice.tokens * 128 + choice.rows * 104 * (2 if tile_rows == 8 else 1)
+        assert choice.stages * stage + choice.rows // 64 * 256 * min(choice.tokens, 64) <= 227 << 10
+    else:
+        assert choice.columns in (32, 64)
+        assert choice.column_blocks * choice.columns >= width
+
+
+def test_few_packed_rows_and_tokens_are_widened_into_shared_memory_and_others_in_registers() -> None:
+    """What was faster on an H200 (docs/log/prompts.md), of tiles of 16 rows."""
+    sizes = {(8, 4096, 14336): None, (64, 4096, 4096): None, (64, 28672, 4096): (128, 64), (8, 6144, 4096): (64, 16)}
+    sizes |= {(256, 4096, 14336): (64, 128), (256, 28672, 4096): (128, 256), (2048, 6144, 4096): (128, 256)}
+    for (tokens, rows, cols), tile in sizes.items():
+        choice = choose_compact(tokens, rows, cols, (16, 1), None, 132, gated=rows == 28672)
+        assert (None if isinstance(choice, CompactChoice) else (choice.rows, choice.tokens)) == tile

@@ -55,7 +55,7 @@ class _NoWeights(WeightStream):
         words, place = self.images.view(torch.int32).view(-1), torch.zeros(1, dtype=torch.int32, device=self.device)
         rows = matrix.shape[0]
         blocks, tiles = -(-rows // self.shape.rows), -(-matrix.cols // self.shape.cols)
-        return CompactMatrix(words, self.lists, place, self.scales, 0, 0, rows, blocks, tiles, listed=False)
+        return CompactMatrix(words, self.lists, place, self.scales, 0, 0, rows, blocks, tiles, place, listed=False)
 
     def kept(self, matrix: StreamMatrix) -> torch.Tensor | None:
         return torch.empty(matrix.shape, dtype=self.dtype, device=self.device) if self.keeping else None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError, OutOfReachError, UnsupportedError
-from onewave.base.weight_formats import COMPACT, NESTED, MixedFormat, Rounding, mixed
+from onewave.base.weight_formats import COMPACT, NESTED, MixedFormat, mixed
 from onewave.engine.load.checkpoint import load_model, open_parts
 from onewave.engine.load.first_load import plan_and_compile
 from onewave.engine.load.kept import dequantised_types, kept_format, stream_kept
@@ -125,8 +125,8 @@ def _load_wave(location: ModelLocation, config: ModelConfig, options: LoadOption
         set_kv_format(made.model, location, options)
         with options.times.phase("self-check"):
             wave = WaveDecoder(made.model, options.max_num_seqs, stream=made.stream)
-    # Neither rounded nor quantised ones, which are there to save memory.
-    if not isinstance(options.weight_format, Rounding | MixedFormat) and _has_room(made.stream):
+    # Compact ones are read where they lie, and rounded or quantised ones are there to save memory.
+    if options.weight_format is None and _has_room(made.stream):
         made.stream.keep()
     return made.model, wave
 

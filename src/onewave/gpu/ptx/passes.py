@@ -14,6 +14,7 @@ PASSES: dict[tuple[str, str], tuple[PtxPass, ...]] = {
     ("onewave.wave.kernel.kernel", "wave_kernel"): (evict_first(descriptors=3),),
     ("onewave.ops.decode_attention.hopper.kernel", "stream_kernel"): (evict_first(descriptors=2),),
     ("onewave.ops.attention.hopper.kernel", "attention_kernel"): _HOPPER_PREFILL,
+    ("onewave.ops.linear.hopper.packed_kernel", "packed_gemm_kernel"): (SHARED_WARPGROUPS,),
     ("onewave.ops.attention.fp8.kernel", "fp8_kernel"): _HOPPER_PREFILL,
     ("onewave.ops.post_attention.chain.kernel", "post_attention_kernel"): (PARTITION_IDS,),
 }

@@ -43,7 +43,8 @@ _FIRST_BARRIER = 4
 _SHARED = "$L__BB_shared"
 # What makes a register of registers, and can be done by every warp before they part.
 _PURE = re.compile(
-    r"\t(?:add|sub|mul|mad|setp|and|or|xor|not|shl|shr|bfe|bfi|cvt|mov|selp|min|max)\.\S+\s+%\w+, [^;\[]*;"
+    r"\t(?:(?:add|sub|mul|mad|setp|and|or|xor|not|shl|shr|bfe|bfi|cvt|mov|selp|min|max)\.\S+\s+%\w+, [^;\[]*"
+    r"|ld\.param\.\S+\s+%\w+, \[\w+\]);"
 )
 _NOTE = re.compile(r"\t\.loc\s|\s*//|\$L__tmp\d+:|\s*$")
 # What else a block's setup may hold: nothing that makes a register.

@@ -167,6 +167,44 @@ class CompactChoice(Choice):
 
 
 @dataclass(frozen=True)
+class PackedChoice(Choice):
+    """packed_gemm_kernel: tiles of `rows` rows of a matrix in a compact stream, a warpgroup each 64, and `tokens`
+    tokens. The stream's own tiles have tile_rows rows and so many images; see hopper/packed_kernel.py."""
+
+    rows: int
+    tokens: int
+    token_blocks: int
+    row_blocks: int
+    num_programs: int
+    to_map: bool
+    gated: bool
+    tile_rows: int
+    images: int
+    band: int = 16
+
+    @property
+    def piece(self) -> int:
+        """Tokens that go out at a time."""
+        return min(self.tokens, 64)
+
+    @property
+    def stages(self) -> int:
+        """Stages of the ring: as many as shared memory holds beside two staging buffers a warpgroup."""
+        stage = self.tokens * 128 + self.rows // 64 * (6656 if self.tile_rows > 8 else 13312)
+        return min(16, (_SHARED_BYTES - self.rows // 64 * 256 * self.piece) // stage)
+
+    @property
+    def tile(self) -> str:
+        """Of a program."""
+        return f"{self.tokens} x {self.rows}, {self.rows // 16 + 3} warps, {self.stages} stages"
+
+    @property
+    def programs(self) -> str:
+        """Of the launch."""
+        return str(self.num_programs)
+
+
+@dataclass(frozen=True)
 class TileChoice(Choice):
     """tile_kernel: up to 64 tokens; a program owns block_n rows of the weights."""
 
@@ -238,33 +276,55 @@ def _box_rows(tokens: int) -> int:
     return 64 if tokens > 32 else 32 if tokens > 16 else 16
 
 
-# Microseconds of 64 columns of K with a compact tile's warpgroups and columns, and of a tile beside them: what widening
-# takes, measured at 64 to 2,048 tokens of an 8B on an H200.
-_COMPACT_STEPS_US = {(1, 32): 0.17, (1, 64): 0.31, (1, 128): 0.51, (1, 256): 0.79, (2, 128): 0.75, (2, 256): 1.07}
+# Microseconds of 64 columns of K with a tile's warpgroups and columns (compact_gemm_kernel) or rows and tokens
+# (packed_gemm_kernel), and of a tile beside them: what widening takes, measured at 8 to 2,048 tokens of an 8B on an
+# H200.
+_COMPACT_STEPS_US = {(1, 32): 0.17, (1, 64): 0.31}
 _COMPACT_TILE_US = 2.5
-MAX_COMPACT_TOKENS = 192
-"""Tokens up to which a product reads a compact stream's tiles. Beyond, widening takes longer than to unpack the matrix
-and multiply: 8B, 512 tokens 654 us a layer instead of 526 (observed)."""
+_PACKED_STEPS_US = {
+    (64, 16): 0.2, (128, 16): 0.29, (64, 64): 0.215, (128, 64): 0.33, (64, 128): 0.28,
+    (128, 128): 0.43, (64, 256): 0.41, (128, 256): 0.72,
+}  # fmt: skip
+_PACKED_TILE_US = 3.5
+# Rows of 8: twice the words are loaded, and 128 rows would take more registers than there are.
+_EIGHT_ROWS_SHARE = 1.45
+MAX_COMPACT_TOKENS = {8: 384, 16: 4096, 32: 4096}
+"""Tokens up to which a product reads a compact stream's tiles, by their rows. Beyond, widening once for each 256 tokens
+takes longer than to unpack the matrix: 8B, 8,192 tokens 5.6 ms a layer instead of 5.5."""
 
 
 @lru_cache(maxsize=1024)
 def choose_compact(
     tokens: int, rows: int, cols: int, tile: tuple[int, int], widened: torch.dtype | None, sms: int, *, gated: bool
-) -> CompactChoice:
+) -> CompactChoice | PackedChoice:
     """The product of several tokens with a matrix in a compact stream. tile: rows and images of the stream's tiles."""
+    steps, to_map = -(-cols // 64), widened is None and rows % (16 if gated else 8) == 0
 
-    def us(each: tuple[int, int]) -> float:
-        down, right = _blocks(each, tokens, rows)
-        return -(-down * right // sms) * (cols / 64 * _COMPACT_STEPS_US[each] + _COMPACT_TILE_US)
+    def rounds(each: tuple[int, int], down: int, right: int) -> int:
+        return -(-(-(-tokens // down) * -(-rows // right)) // sms)
 
-    # More columns of rows of 8 would take more registers than there are.
-    best = min((each for each in _COMPACT_STEPS_US if tile[0] > 8 or each in ((1, 32), (1, 64))), key=us)
-    down, right = _blocks(best, tokens, rows)
-    to_map = widened is None and rows % (16 if gated else 8) == 0
-    kernel = "linear/hopper/compact_kernel.py: compact_gemm_kernel"
-    return CompactChoice(
-        "gluon", "hopper.compact_launch", kernel, (_ONE_ORDER,), *best, _box_rows(tokens), down, right,
-        min(sms, down * right), to_map, gated, *tile,
+    def compact_us(each: tuple[int, int]) -> float:
+        return rounds(each, 64 * each[0], each[1]) * (steps * _COMPACT_STEPS_US[each] + _COMPACT_TILE_US)
+
+    def packed_us(each: tuple[int, int]) -> float:
+        share = 1.0 if tile[0] > 8 else _EIGHT_ROWS_SHARE
+        return rounds(each, each[1], each[0]) * (steps * share * _PACKED_STEPS_US[each] + _PACKED_TILE_US)
+
+    narrow = min(_COMPACT_STEPS_US, key=compact_us)
+    wide = min((each for each in _PACKED_STEPS_US if tile[0] > 8 or each[0] == 64), key=packed_us)
+    if compact_us(narrow) <= packed_us(wide):
+        down, right = _blocks(narrow, tokens, rows)
+        kernel = "linear/hopper/compact_kernel.py: compact_gemm_kernel"
+        return CompactChoice(
+            "gluon", "hopper.compact_launch", kernel, (_ONE_ORDER,), *narrow, _box_rows(tokens), down, right,
+            min(sms, down * right), to_map, gated, *tile,
+        )  # fmt: skip
+    height, width = wide
+    down, right = -(-tokens // width), -(-rows // height)
+    kernel = "linear/hopper/packed_kernel.py: packed_gemm_kernel"
+    return PackedChoice(
+        "gluon", "hopper.packed_launch", kernel, (_ONE_ORDER,), height, width, down, right, min(sms, down * right),
+        to_map, gated, *tile,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""Products with a matrix that lies in a wave's stream. Where unpacked matrices are kept, these are multiplied: that is
-the fastest. Elsewhere few tokens' products read the compact tiles, and others have the matrix unpacked into a buffer
-that the next one reuses. Bits are the same."""
+"""Products with a matrix that lies in a wave's stream. Compact tiles are read where they lie, except by thousands of
+tokens. Other products have the matrix unpacked into a buffer that the next one reuses, or take it from among those that
+are kept. Bits are the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from onewave.base.device import device_of
 from onewave.ops.backends import load
-from onewave.ops.linear.choose import MAX_COMPACT_TOKENS, CompactChoice, choose_compact
+from onewave.ops.linear.choose import MAX_COMPACT_TOKENS, CompactChoice, PackedChoice, choose_compact
 from onewave.ops.linear.op import linear as linear_of_tensor
 from onewave.ops.linear.op import linear_swiglu as linear_swiglu_of_tensor
 from onewave.wave.weights.pack import StreamMatrix
@@ -48,15 +48,15 @@ def kept(matrix: StreamMatrix) -> Tensor | None:
 
 def _choice(
     x: Tensor, matrix: StreamMatrix, out_dtype: torch.dtype | None, *, gated: bool = False
-) -> CompactChoice | None:
+) -> CompactChoice | PackedChoice | None:
     """What runs from the tiles; None where the matrix is unpacked."""
     compact = None if matrix.stream.keeping else matrix.compact
     if compact is None or not x.is_cuda or x.dtype is not torch.bfloat16 or x.shape[1] % 8:
         return None
-    if not 2 <= len(x) <= MAX_COMPACT_TOKENS or (matrix.count > 1 and not gated):
-        return None
     device, shape = device_of(x.device), matrix.stream.shape
-    if device.capability != (9, 0):
+    if device.capability != (9, 0) or (matrix.count > 1 and not gated):
+        return None
+    if not 2 <= len(x) <= MAX_COMPACT_TOKENS.get(shape.rows, 0):
         return None
     widened = None if out_dtype is x.dtype else out_dtype
     tile = (shape.rows, shape.images)

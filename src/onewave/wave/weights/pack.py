@@ -258,9 +258,18 @@ class WeightStream:
                 rows=matrix.shape[0],
                 blocks=blocks,
                 tiles=tiles,
+                longest=self._longest_lists(first, blocks, tiles),
                 listed=bool(self._listed[first : first + blocks * tiles].any()),
             )
         return found
+
+    def _longest_lists(self, first: int, blocks: int, tiles: int) -> Tensor:
+        """Find the longest list of each 64 rows' tiles, place by place along K: int32 [64 rows, tiles]."""
+        assert self.lists is not None
+        counts = self.lists[:, 0][self._places[first : first + blocks * tiles].long()].view(blocks, tiles)
+        together = 64 // self.shape.rows
+        missing = -blocks % together
+        return torch.nn.functional.pad(counts, (0, 0, 0, missing)).view(-1, together, tiles).amax(dim=1)
 
     @cached_property
     def _listed(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -372,7 +381,8 @@ class CompactMatrix:
 
     words: int32, lists: int32 [stream tiles, LIST_WORDS], places: int32, of tiles, scales: float32: of the whole
     stream; first_place, first_scale: of the matrix. rows: of the matrix, or of several with alternating rows. blocks:
-    row blocks, of so many tiles. listed: whether any tile lists a weight.
+    row blocks, of so many tiles. longest: int32 [64 rows, tiles], of the lists of the tiles that hold them. listed:
+    whether any tile lists a weight.
     """
 
     words: Tensor
@@ -384,6 +394,7 @@ class CompactMatrix:
     rows: int
     blocks: int
     tiles: int
+    longest: Tensor
     listed: bool
 
 
