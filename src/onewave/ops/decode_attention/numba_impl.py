@@ -118,7 +118,7 @@ def _items(table_at: int, first_item: int, last_item: int) -> None:
                     value = floats(values + j * row_bytes, head_dim)
                     for rest in range(d, head_dim):
                         out[rest] += weights[j] * value[rest]
-        room[0] = 0.0  # Numba frees an array after its last use, whoever has its address
+        room[0] = 0.0  # Numba frees an array after its last use, also when its address is kept
 
 
 def run(call: DecodeCall, choice: Choice) -> tuple[Tensor, None]:

@@ -146,4 +146,4 @@ def items(table_at, first_item, last_item):
             if lse_at != 0:
                 at = (first_query + pair // group) * num_heads + kv_head * group + pair % group
                 floats(lse_at + at * 4, 1)[0] = top[lane] + np.log(total[lane])
-    room[0] = 0.0  # Numba frees an array after its last use, whoever has its address
+    room[0] = 0.0  # Numba frees an array after its last use, also when its address is kept
