@@ -9,8 +9,10 @@ from itertools import product
 import torch
 
 from kit.calls.call import Call, empty
+from onewave.base.group_rounding import GroupedRows
 from onewave.bench.profile.dispatch_impl import launch_probe
 from onewave.ops.append_kv.op import append_kv
+from onewave.ops.dequantise_pages import dequantise_pages
 from onewave.ops.ffn.chain.launch import Chain
 from onewave.ops.ffn.chain.plan import ChainTile, plan_chain
 from onewave.ops.ffn.op import ffn
@@ -24,6 +26,7 @@ from onewave.ops.rms_norm.op import add_rms_norm, rms_norm
 from onewave.ops.sampling.op import RowParameters, sample
 from onewave.ops.stream_read.op import stream_read
 from onewave.ops.swiglu.op import swiglu
+from onewave.wave.weights.row_table import RowTable
 
 _WIDE, _INNER = 4096, 14336
 
@@ -42,6 +45,24 @@ def append(rows: int = 4, *, cache: torch.dtype = torch.bfloat16, everything: bo
         options |= {name: empty(kv_heads, dtype=torch.float32) for name in ("k_scale", "v_scale")}
         options["block_table"] = torch.zeros(rows, 16, dtype=torch.int32, device="cuda")
     append_kv(empty(rows, width * head_dim), rotary, k, v, numbers, numbers, num_heads=heads, **options)
+
+
+def dequantise() -> None:
+    """Pages of a cache in 8 bits, for attention that reads 16."""
+    k, v = (empty(64, 8, 128, 128, dtype=torch.float8_e4m3fn) for _ in range(2))
+    scales = [empty(8, dtype=torch.float32)] * 2
+    table, starts = (torch.zeros(*shape, dtype=torch.int32, device="cuda") for shape in ((4, 16), (5,)))
+    dequantise_pages(k, v, *scales, table, starts, out=(empty(*k.shape), empty(*k.shape)))
+
+
+def look_up(bits: int) -> None:
+    """Rows of an embedding in nested groups."""
+    rows, cols, group = 64, 4096, 128 if bits == 4 else 32
+    number = torch.float16 if bits == 4 else torch.float32
+    codes, scales = empty(rows, cols, dtype=torch.uint8), [empty(rows, cols // group, dtype=number)] * 2
+    steps = empty(rows, cols // 32, 2, dtype=torch.int8)
+    grouped = GroupedRows(codes, *scales, empty(rows, dtype=torch.float32), steps)
+    RowTable(grouped, bits, torch.bfloat16).look_up(torch.zeros(4, dtype=torch.int64, device="cuda"))
 
 
 def draw(*, top_k: int = 0, top_p: float = 1.0, temperature: float = 0.8) -> None:
@@ -168,6 +189,9 @@ SMALL = {
     "sample": Call(draw),
     "sample greedy": Call(partial(draw, temperature=0.0)),
     "merge_attention": Call(merge),
+    "dequantise_pages": Call(dequantise),
+    "look up rows of 4 bits": Call(partial(look_up, 4)),
+    "look up rows of 8 bits": Call(partial(look_up, 8)),
     "stream_read": Call(lambda: stream_read(empty(1 << 20, dtype=torch.int32))),
     **DEPENDENT,
     **CHAIN,
