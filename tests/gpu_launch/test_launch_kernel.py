@@ -209,7 +209,7 @@ import onewave
 from onewave.gpu.launch import hash_in_order
 from triton.runtime.jit import JITCallable
 for found in pkgutil.walk_packages(onewave.__path__, "onewave."):
-    if found.name.startswith("onewave.wave.") or found.name.endswith("_impl"):
+    if found.name.startswith("onewave.wave.") or found.name.endswith("_impl") or ".hopper." in found.name:
         import_module(found.name)
 functions = {
     value for name, module in list(sys.modules.items()) if name.startswith("onewave.")

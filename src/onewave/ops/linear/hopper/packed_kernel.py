@@ -72,7 +72,7 @@ from onewave.ops.linear.hopper.packed_values import (
 
 install()
 
-_REGISTERS = gl.constexpr(208)  # of a thread that multiplies
+_OWN_REGISTERS = gl.constexpr(208)  # of a thread that multiplies
 
 
 class Constants(NamedTuple):
@@ -299,7 +299,7 @@ def multiply_partition(out, bias, packed, sizes, ring, staging, c, group):
 @gluon.jit
 def multiply_as_one(out, bias, packed, sizes, ring, staging, c):
     """Both warpgroups, in one copy of the code."""
-    multiply_partition(out, bias, packed, sizes, ring, staging, c, own_warpgroup(2, _REGISTERS))
+    multiply_partition(out, bias, packed, sizes, ring, staging, c, own_warpgroup(2, _OWN_REGISTERS))
 
 
 @gluon.jit
@@ -434,7 +434,7 @@ def packed_gemm_kernel(
                 (load_x, (x, sizes, steps, ring, c)),
             ],
             [4, 2, 1],
-            [_REGISTERS, 504 - 2 * _REGISTERS, 504 - 2 * _REGISTERS],
+            [_OWN_REGISTERS, 504 - 2 * _OWN_REGISTERS, 504 - 2 * _OWN_REGISTERS],
         )
     else:
         gl.warp_specialize(
@@ -445,5 +445,5 @@ def packed_gemm_kernel(
                 (load_x, (x, sizes, steps, ring, c)),
             ],
             [4, 2, 1],
-            [_REGISTERS, 504 - 2 * _REGISTERS, 504 - 2 * _REGISTERS],
+            [_OWN_REGISTERS, 504 - 2 * _OWN_REGISTERS, 504 - 2 * _OWN_REGISTERS],
         )
