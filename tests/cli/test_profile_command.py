@@ -33,7 +33,7 @@ def test_the_rows_are_printed_and_written_as_csv_and_drawn(onewave, config, tmp_
     assert [stair["m"] for stair in found["staircase"]][:2] == [64, 128]
     assert all(stair["measured_us"] is None for stair in found["staircase"])
     printed = onewave("profile", str(config), "--gpu", "A40", "--tokens", "64").out
-    assert "PREDICTED, not measured" in printed
+    assert "PREDICTED, not measured" in " ".join(printed.split())  # the title wraps where a path is long
     assert "measured us" not in printed
     assert "prefill attention" in printed
 

@@ -20,7 +20,8 @@ REGISTERS_AT_START, REGISTERS_OF_TWO = 128, 96
 
 
 def in_16_bits(name: str) -> bool:
-    return not any(word in name for word in ("int4", "int8", "fp8", "compact"))
+    weights = name.replace("int8 cache", "").replace("fp8 cache", "")
+    return not any(word in weights for word in ("int4", "int8", "fp8", "compact"))
 
 
 @pytest.mark.parametrize("name", WAVE)

@@ -133,6 +133,7 @@ def found(compiled: list[str]) -> dict[str, Any]:
     index: dict[str, Any] = {}
     for folder in folders:
         index |= json.loads((folder / INDEX).read_text())["kernels"]
+    kept = {entry["key"] for entry in index.values()}  # of several models' loads a kernel has the first one's name
     keys = {name: key_of(*compiled_from(launch, TARGET), TARGET) for name, launch in wanted.items()}
     archives = {path.name: lzma.decompress(path.read_bytes()) for folder in folders for path in folder.glob("*.xz")}
     binaries = {n: archives[archive_of(n)][e["at"] : e["at"] + e["bytes"]] for n, e in index.items()}
@@ -140,7 +141,7 @@ def found(compiled: list[str]) -> dict[str, Any]:
     for name, entry in index.items():
         sizes[archive_of(name)] += entry["bytes"]
     report: dict[str, Any] = {
-        "stale": [name for name, key in keys.items() if key != index.get(name, {}).get("key")],
+        "stale": [name for name, key in keys.items() if key not in kept],
         "unknown": [name for name in index if every and name not in keys],
         "nothing more": {n: len(a) for n, a in archives.items()} == sizes,
         "damaged": [n for n, b in binaries.items() if hashlib.sha256(b).hexdigest() != index[n]["sha256"]],

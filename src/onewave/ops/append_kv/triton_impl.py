@@ -67,7 +67,8 @@ def _stored(value, scale_ptr, head, HAS_SCALE: tl.constexpr, KIND: tl.constexpr)
     return value
 
 
-@triton.jit
+# Tables are as wide as their longest sequence: any number of blocks is one kernel.
+@triton.jit(do_not_specialize=["stride_table"])
 def append_kv_kernel(
     qkv_ptr, bias_ptr, q_norm_ptr, k_norm_ptr, rotary_ptr, q_ptr, k_ptr, v_ptr, slots_ptr, positions_ptr, table_ptr,
     k_scale_ptr, v_scale_ptr, stride_k_block, stride_k_head, stride_k_key, stride_k_chunk, stride_v_block,
@@ -144,7 +145,7 @@ def _halves(source, bias, inside, HAS_BIAS: tl.constexpr, HALF: tl.constexpr, HE
     return low, high
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])
 def append_halves_kernel(
     qkv_ptr, bias_ptr, rotary_ptr, q_ptr, k_ptr, v_ptr, slots_ptr, positions_ptr, table_ptr, k_scale_ptr, v_scale_ptr,
     stride_k_block, stride_k_head, stride_k_key, stride_v_block, stride_v_head, stride_v_key, stride_table, block_size,

@@ -27,7 +27,7 @@ def post_attention(
     dtype. weights: see PostAttentionWeights; matrices as `linear` takes them. Returns (normed [rows, hidden] in the
     norms' dtype, residual stream [rows, hidden] in its own).
     Rounding, whatever the backend: each product once, to attended's dtype; gate and up before SwiGLU; SwiGLU; norms as
-    in add_rms_norm. So "chain" and "separate" give the same bits of two rows and more on a GPU of compute capability 9.0.
+    in add_rms_norm. So "chain" and "separate" give the same bits of two rows and more on sm_90.
     backend: "separate": linear, add_rms_norm, linear_swiglu, linear, add_rms_norm. "chain": one persistent launch, from
     the weights as they are, on these GPUs: 16-bit types, a float32 residual, plain matrices of multiples of 64, more
     than 512 and up to 4096 hidden columns, no bias. "reference": PyTorch. "auto": "chain" where measured.py has seen it
