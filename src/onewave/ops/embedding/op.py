@@ -24,7 +24,9 @@ def embedding(token_ids: Tensor, table: Tensor | PackedWeight | RowTable) -> Ten
     ONEWAVE_DEBUG=1, with a synchronisation, but for a RowTable. Raises ShapeError, UnsupportedError,
     InvalidArgumentError.
     """
-    if not isinstance(table, Tensor | PackedWeight) and hasattr(table, "look_up"):
+    if not isinstance(table, Tensor | PackedWeight):
+        if not hasattr(table, "look_up"):
+            check_tensors("embedding", table=table)
         return table.look_up(token_ids)
     packed = isinstance(table, PackedWeight)
     check_tensors("embedding", token_ids=token_ids, **({} if packed else {"table": table}))
