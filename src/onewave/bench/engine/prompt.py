@@ -37,8 +37,8 @@ ATTENTIONS: Mapping[str, SDPBackend | None] = {
 @dataclass(frozen=True)
 class PromptResult:
     """`batch` prompts of so many tokens at once. attention: one of ATTENTIONS, or a peer. seconds: to the first token
-    of all. gpu, host: of the passes, median seconds. alone: what the attention of all layers takes by itself, of one
-    prompt of random numbers, median seconds; None for a peer."""
+    of all. gpu, host: of the passes, median seconds. alone: the attention of all layers by itself, of one prompt of
+    random numbers, median seconds; None for a peer."""
 
     attention: str
     batch: int
