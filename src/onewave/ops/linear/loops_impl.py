@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from onewave.ops.cpu import LANES
 from onewave.ops.cpu.math_impl import integers
-from onewave.ops.cpu.team_impl import call
+from onewave.ops.cpu.team_impl import call, ordered_kernel
 from onewave.ops.cpu.vectors_impl import FLOATS, I64
 from onewave.ops.linear.packed import BLOCK, FORMATS
 from onewave.ops.linear.unpack_impl import CHUNKS, BlockEmitter, Group
@@ -22,10 +22,17 @@ _SCALES, _SHIFT, _GROUP = BLOCK * _COLUMN, (BLOCK + 2) * _COLUMN, (BLOCK + 3) * 
 _GROUPS = 8
 
 
-def _named(function: Callable, name: str):
-    """Compile a loop under a name of its own: machine code from several runs' caches is linked by names."""
-    function.__name__ = function.__qualname__ = name
-    return njit(function)
+def _named(name: str) -> Callable[[Callable], ordered_kernel]:
+    """Make a kernel with a name of its own: machine code from several runs' caches is linked by names.
+
+    Numba keeps on disk what closes over numbers and texts alone.
+    """
+
+    def decorate(function: Callable) -> ordered_kernel:
+        function.__name__ = function.__qualname__ = name
+        return ordered_kernel(function)
+
+    return decorate
 
 
 def _chain(column: int) -> int:
@@ -41,139 +48,143 @@ def _finish(e: BlockEmitter, total, parts, group: Group, inputs):
     return total if group.shift is None else e.fma(group.shift, e.broadcast(inputs, 0), total)
 
 
-def direct(kind: str):
-    """Build the intrinsic that multiplies one tile with one token.
+@intrinsic(prefer_literal=True)
+def _multiply_tile(_context, kind, tile, x, sums, out, blocks):
+    """Multiply one tile of a format with one token.
 
-    Arguments at run time: addresses of the tile, the token, the sums of its groups and its 16 outputs; number of
-    blocks.
+    Addresses of the tile, the token, the sums of its groups and its 16 outputs; number of blocks.
     """
+    form, chunks = FORMATS[kind.literal_value], CHUNKS[kind.literal_value]
+
+    def emit(context, builder, _signature, args):
+        _, tile, x, sums, out, blocks = args
+        e = BlockEmitter(builder)
+        zero = e.numbers(0.0)
+
+        def block(index, totals):
+            (total,) = totals
+            base = builder.add(tile, builder.mul(index, I64(form.block_bytes)))
+            inputs = builder.add(x, builder.mul(index, I64(4 * form.columns)))
+            group_sums = builder.add(sums, builder.mul(index, I64(4 * form.groups)))
+            first = 0
+            for groups, values in chunks(e, base):
+                parts = [[zero] * 4 for _ in groups]
+                for group, column, weight in values:
+                    at, chain = e.broadcast(inputs, 4 * (32 * (first + group) + column)), _chain(column)
+                    parts[group][chain] = e.fma(weight, at, parts[group][chain])
+                for number, group in enumerate(groups, first):
+                    at = builder.add(group_sums, I64(4 * number))
+                    total = _finish(e, total, parts[number - first], group, at)
+                first += len(groups)
+            return [total]
+
+        (total,) = e.loop(blocks, [zero], block)
+        e.store(total, out, 0)
+        return context.get_dummy_value()
+
+    return types.void(kind, *[types.int64] * 5), emit
+
+
+def direct(kind: str) -> ordered_kernel:
+    """Build the kernel that multiplies tiles of a format with each token, straight from their bytes."""
     form = FORMATS[kind]
+    form_bytes, x_bytes, sum_bytes = form.block_bytes, 4 * form.columns, 4 * form.groups
 
-    @intrinsic
-    def tile(_context, tile, x, sums, out, blocks):
-        def emit(context, builder, _signature, args):
-            tile, x, sums, out, blocks = args
-            e = BlockEmitter(builder)
-            zero = e.numbers(0.0)
-
-            def block(index, totals):
-                (total,) = totals
-                base = builder.add(tile, builder.mul(index, I64(form.block_bytes)))
-                inputs = builder.add(x, builder.mul(index, I64(4 * form.columns)))
-                group_sums = builder.add(sums, builder.mul(index, I64(4 * form.groups)))
-                first = 0
-                for groups, values in CHUNKS[kind](e, base):
-                    parts = [[zero] * 4 for _ in groups]
-                    for group, column, weight in values:
-                        at, chain = e.broadcast(inputs, 4 * (32 * (first + group) + column)), _chain(column)
-                        parts[group][chain] = e.fma(weight, at, parts[group][chain])
-                    for number, group in enumerate(groups, first):
-                        at = builder.add(group_sums, I64(4 * number))
-                        total = _finish(e, total, parts[number - first], group, at)
-                    first += len(groups)
-                return [total]
-
-            (total,) = e.loop(blocks, [zero], block)
-            e.store(total, out, 0)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 5), emit
-
+    @_named(f"direct_{kind}")
     def tiles(table_at, first, last):
         table = integers(table_at, 19)
         data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
         for number in range(first, last):
+            tile = data + number * blocks * form_bytes
             for t in range(tokens):
                 to = out + 4 * (t * table[7] + 16 * number)
-                tile(
-                    data + number * blocks * form_bytes,
-                    x + t * blocks * x_bytes,
-                    sums + t * blocks * sum_bytes,
-                    to,
-                    blocks,
-                )
+                _multiply_tile(kind, tile, x + t * blocks * x_bytes, sums + t * blocks * sum_bytes, to, blocks)
 
-    form_bytes, x_bytes, sum_bytes = form.block_bytes, 4 * form.columns, 4 * form.groups
-    return _named(tiles, f"direct_{kind}")
+    return tiles
 
 
-def unpack(kind: str):
-    """Build the intrinsic that unpacks blocks of a tile into a room. Arguments: addresses of both, number of blocks."""
-    form = FORMATS[kind]
+@intrinsic(prefer_literal=True)
+def _unpack_blocks(_context, kind, tile, room, blocks):
+    """Unpack blocks of a format's tile into a room. Addresses of both; number of blocks."""
+    form, chunks = FORMATS[kind.literal_value], CHUNKS[kind.literal_value]
 
-    @intrinsic
-    def unpack(_context, tile, room, blocks):
-        def emit(context, builder, _signature, args):
-            tile, room, blocks = args
-            e = BlockEmitter(builder)
+    def emit(context, builder, _signature, args):
+        _, tile, room, blocks = args
+        e = BlockEmitter(builder)
 
-            def block(index, totals):
-                base = builder.add(tile, builder.mul(index, I64(form.block_bytes)))
-                to = builder.add(room, builder.mul(index, I64(_GROUP * form.groups)))
-                first = 0
-                for groups, values in CHUNKS[kind](e, base):
-                    for number, group in enumerate(groups, first):
-                        for half, scale in enumerate(group.scales or [e.numbers(1.0)] * 2):
-                            e.store(scale, to, number * _GROUP + _SCALES + half * _COLUMN, 64)
-                        if group.shift is not None:
-                            e.store(group.shift, to, number * _GROUP + _SHIFT, 64)
-                    for group, column, weight in values:
-                        e.store(weight, to, (first + group) * _GROUP + column * _COLUMN, 64)
-                    first += len(groups)
-                return totals
+        def block(index, totals):
+            base = builder.add(tile, builder.mul(index, I64(form.block_bytes)))
+            to = builder.add(room, builder.mul(index, I64(_GROUP * form.groups)))
+            first = 0
+            for groups, values in chunks(e, base):
+                for number, group in enumerate(groups, first):
+                    for half, scale in enumerate(group.scales or [e.numbers(1.0)] * 2):
+                        e.store(scale, to, number * _GROUP + _SCALES + half * _COLUMN, 64)
+                    if group.shift is not None:
+                        e.store(group.shift, to, number * _GROUP + _SHIFT, 64)
+                for group, column, weight in values:
+                    e.store(weight, to, (first + group) * _GROUP + column * _COLUMN, 64)
+                first += len(groups)
+            return totals
 
-            e.loop(blocks, [], block)
-            return context.get_dummy_value()
+        e.loop(blocks, [], block)
+        return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 3), emit
-
-    return unpack
+    return types.void(kind, *[types.int64] * 3), emit
 
 
-def _from_room(tokens: int, *, shifted: bool):
-    """Build the intrinsic that multiplies unpacked groups with `tokens` tokens and adds that to their outputs.
+def unpack(kind: str) -> ordered_kernel:
+    """Build the kernel that unpacks blocks of a format's tile into a room."""
 
-    Arguments at run time: addresses of the room, the first token, the sums of its groups and its 16 outputs; number of
-    groups; whether the outputs hold sums of groups before; strides in bytes from a token to the next.
+    @_named(f"unpack_{kind}")
+    def blocks(tile, room, count):
+        _unpack_blocks(kind, tile, room, count)
+
+    return blocks
+
+
+@intrinsic(prefer_literal=True)
+def _multiply_room(_context, tokens, shifted, room, x, sums, out, groups, later, x_stride, sums_stride, out_stride):
+    """Multiply unpacked groups with `tokens` tokens and add that to their outputs.
+
+    Addresses of the room, the first token, the sums of its groups and its 16 outputs; number of groups; whether the
+    outputs hold sums of groups before; strides in bytes from a token to the next. tokens and shifted: literals.
     """
+    count, has_shift = tokens.literal_value, shifted.literal_value
 
-    @intrinsic
-    def multiply(_context, room, x, sums, out, groups, later, x_stride, sums_stride, out_stride):
-        def emit(context, builder, _signature, args):
-            room, x, sums, out, groups, later, x_stride, sums_stride, out_stride = args
-            e = BlockEmitter(builder)
-            zero = e.numbers(0.0)
-            is_later = builder.icmp_signed("!=", later, I64(0))
+    def emit(context, builder, _signature, args):
+        room, x, sums, out, groups, later, x_stride, sums_stride, out_stride = args[2:]
+        e = BlockEmitter(builder)
+        zero = e.numbers(0.0)
+        is_later = builder.icmp_signed("!=", later, I64(0))
 
-            outs = [e.step(out, out_stride, token) for token in range(tokens)]
-            totals = [builder.select(is_later, e.load(at, 0, FLOATS, 4), zero) for at in outs]
+        outs = [e.step(out, out_stride, token) for token in range(count)]
+        totals = [builder.select(is_later, e.load(at, 0, FLOATS, 4), zero) for at in outs]
 
-            def step(index, totals):
-                base = builder.add(room, builder.mul(index, I64(_GROUP)))
-                at = builder.add(x, builder.mul(index, I64(4 * BLOCK)))
-                inputs = [e.step(at, x_stride, token) for token in range(tokens)]
-                scales = [e.load(base, _SCALES + half * _COLUMN, FLOATS, 64) for half in range(2)]
-                shift = e.load(base, _SHIFT, FLOATS, 64) if shifted else None
-                parts = [[zero] * 4 for _ in range(tokens)]
-                for column in range(BLOCK):
-                    weight = e.load(base, column * _COLUMN, FLOATS, 64)
-                    for token in range(tokens):
-                        chain = _chain(column)
-                        parts[token][chain] = e.fma(weight, e.broadcast(inputs[token], 4 * column), parts[token][chain])
-                at = builder.add(sums, builder.mul(index, I64(4)))
-                group = Group((scales[0], scales[1]), shift)
-                return [
-                    _finish(e, total, parts[token], group, e.step(at, sums_stride, token))
-                    for token, total in enumerate(totals)
-                ]
+        def step(index, totals):
+            base = builder.add(room, builder.mul(index, I64(_GROUP)))
+            at = builder.add(x, builder.mul(index, I64(4 * BLOCK)))
+            inputs = [e.step(at, x_stride, token) for token in range(count)]
+            scales = [e.load(base, _SCALES + half * _COLUMN, FLOATS, 64) for half in range(2)]
+            shift = e.load(base, _SHIFT, FLOATS, 64) if has_shift else None
+            parts = [[zero] * 4 for _ in range(count)]
+            for column in range(BLOCK):
+                weight = e.load(base, column * _COLUMN, FLOATS, 64)
+                for token in range(count):
+                    chain = _chain(column)
+                    parts[token][chain] = e.fma(weight, e.broadcast(inputs[token], 4 * column), parts[token][chain])
+            at = builder.add(sums, builder.mul(index, I64(4)))
+            group = Group((scales[0], scales[1]), shift)
+            return [
+                _finish(e, total, parts[token], group, e.step(at, sums_stride, token))
+                for token, total in enumerate(totals)
+            ]
 
-            for at, total in zip(outs, e.loop(groups, totals, step), strict=True):
-                e.store(total, at, 0)
-            return context.get_dummy_value()
+        for at, total in zip(outs, e.loop(groups, totals, step), strict=True):
+            e.store(total, at, 0)
+        return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 9), emit
-
-    return multiply
+    return types.void(tokens, shifted, *[types.int64] * 9), emit
 
 
 @intrinsic
@@ -188,10 +199,10 @@ def _room(_context):
     return types.int64(), emit
 
 
-def over_rooms(*, shifted: bool):
-    """Build the loop over tiles of any format for several tokens: eight at a time, then four, then one by one."""
-    eight, four, one = (_from_room(tokens, shifted=shifted) for tokens in (8, 4, 1))
+def over_rooms(*, shifted: bool) -> ordered_kernel:
+    """Build the kernel of tiles of any format for several tokens: eight at a time, then four, then one by one."""
 
+    @_named(f"rooms_{shifted}")
     def tiles(table_at, first, last):
         table = integers(table_at, 19)
         data, x, sums, out, blocks, tokens = table[1], table[2], table[3], table[4], table[5], table[6]
@@ -207,13 +218,13 @@ def over_rooms(*, shifted: bool):
                 while n < tokens:
                     a, b, c = x_at + n * x_stride, sums_at + n * sums_stride, to + n * out_stride
                     if tokens - n >= 8:
-                        eight(room, a, b, c, groups, block, x_stride, sums_stride, out_stride)
+                        _multiply_room(8, shifted, room, a, b, c, groups, block, x_stride, sums_stride, out_stride)
                         n += 8
                     elif tokens - n >= 4:
-                        four(room, a, b, c, groups, block, x_stride, sums_stride, out_stride)
+                        _multiply_room(4, shifted, room, a, b, c, groups, block, x_stride, sums_stride, out_stride)
                         n += 4
                     else:
-                        one(room, a, b, c, groups, block, x_stride, sums_stride, out_stride)
+                        _multiply_room(1, shifted, room, a, b, c, groups, block, x_stride, sums_stride, out_stride)
                         n += 1
 
-    return _named(tiles, f"rooms_{shifted}")
+    return tiles
