@@ -26,11 +26,15 @@ def prompt(
     peer: Annotated[
         bool, typer.Option("--peer", help="Beside it: transformers, plain and compiled, on random weights.")
     ] = False,
+    beside_stream: Annotated[
+        bool, typer.Option("--beside-stream", help="Instead: a stream's longest gap while each prompt arrives.")
+    ] = False,
     warmup: Warmup = 2,
     out: Results,
 ) -> None:
     """Time prompts to the first token of all: with the engine's own attention, and with PyTorch's cuDNN and flash
-    kernels in its place. --peer: also transformers' static cache, as it is and compiled.
+    kernels in its place. --peer: also transformers' static cache, as it is and compiled. --beside-stream: instead, the
+    longest time between two tokens of a stream while each prompt arrives.
 
     They take turns. Beside each stand the GPU's and the host's time of the passes, and what the attention of all layers
     takes by itself.
@@ -42,6 +46,9 @@ def prompt(
     from onewave.weights.fetch.sources import resolve
 
     gpu_for("bench prompt", asked.device, next="Use bench latency.")
+    if beside_stream:
+        _show_gaps(asked, lengths, reps=reps, warmup=warmup, out=out)
+        return
     more: dict[str, Any] = {
         "max_model_len": max(lengths) + 1,
         "max_num_seqs": max(batches),
@@ -74,3 +81,23 @@ def prompt(
     citations = out.record((result.measurement(llm) for result in results), llm.device)
     facts = {"model": llm.name, "results": [asdict(result) for result in results], "notes": notes}
     out.show(facts, citations, rows, *notes)
+
+
+def _show_gaps(asked: options.ModelOptions, lengths: list[int], *, reps: int, warmup: int, out: Results) -> None:
+    from onewave.bench.engine.beside import STREAM_PROMPT, measure_gaps, stream_tokens
+
+    longest = max(*lengths, STREAM_PROMPT + stream_tokens(max(lengths)))
+    llm = open_llm(**vars(asked), max_model_len=longest + 1, max_num_seqs=2, enable_prefix_caching=False).llm
+    results = list(measure_gaps(llm, lengths, reps=reps, warmup=warmup, show=show_status))
+    title = f"{llm.name}, {name_of(llm.dtype)} on {llm.device}, a stream beside a prompt"
+    rows = table(title, "prompt tokens", "longest gap ms", "without a prompt ms", "first token ms", "same tokens")
+    for result in results:
+        rows.add_row(
+            str(result.tokens),
+            f"{result.gap.p50 * 1e3:.2f} ± {result.gap.sd * 1e3:.2f}",
+            f"{result.alone.p50 * 1e3:.2f}",
+            f"{result.first.p50 * 1e3:.2f}",
+            "yes" if result.same_tokens else "NO",
+        )
+    citations = out.record((result.measurement(llm) for result in results), llm.device)
+    out.show({"model": llm.name, "results": [asdict(result) for result in results]}, citations, rows)
