@@ -141,6 +141,17 @@ class Choice:
         return None
 
 
+class Counted:
+    """A Choice that counts its launch's thread blocks; stands before Choice among a class's bases."""
+
+    num_programs: int
+
+    @property
+    def programs(self) -> str:
+        """Thread blocks of the launch."""
+        return str(self.num_programs)
+
+
 @dataclass(frozen=True)
 class Asked:
     """A question to explain: an operator, shapes of its main tensors, a device, a dtype, and the call's own options."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from onewave.base.gpus import TILES, tile_us
-from onewave.ops.choice import Asked, Call, Choice, because, empty_on_meta
+from onewave.ops.choice import Asked, Call, Choice, Counted, because, empty_on_meta
 
 _HALVES = (torch.bfloat16, torch.float16)
 _MAX_TILE_TOKENS = 64
@@ -41,7 +41,7 @@ class LinearCall(Call):
 
 
 @dataclass(frozen=True)
-class RowsChoice(Choice):
+class RowsChoice(Counted, Choice):
     """row_kernel: one token; a program owns block_n rows of the weights and adds block_k columns at a time."""
 
     block_n: int
@@ -53,13 +53,9 @@ class RowsChoice(Choice):
     def tile(self) -> str:
         return f"{self.block_n} rows x {self.block_k}, {self.num_warps} warps"
 
-    @property
-    def programs(self) -> str:
-        return str(self.num_programs)
-
 
 @dataclass(frozen=True)
-class ProductChoice(Choice):
+class ProductChoice(Counted, Choice):
     """gemm_kernel: tiles of warpgroups x 64 tokens and `columns` rows of the weights, half of them gates where it is
     gated; see hopper/kernel.py."""
 
@@ -84,11 +80,15 @@ class ProductChoice(Choice):
         return self.row_blocks == 1 or self.warpgroups * self.columns >= 256
 
     @property
+    def piece(self) -> int:
+        """Columns of the result that go out at a time."""
+        return min(self.columns - self.extra, 64)
+
+    @property
     def stages(self) -> int:
         """Stages of the ring: as many as shared memory holds beside two staging buffers a warpgroup."""
         stage = self.slices * (self.warpgroups * 64 + self.columns) * 128
-        staging = self.warpgroups * 256 * min(self.columns - self.extra, 64)
-        return min(12, (_SHARED_BYTES - staging) // stage)
+        return min(12, (_SHARED_BYTES - self.warpgroups * 256 * self.piece) // stage)
 
     @property
     def extra(self) -> int:
@@ -100,28 +100,14 @@ class ProductChoice(Choice):
         """Of a program."""
         return f"{self.warpgroups * 64} x {self.columns}, {4 * self.warpgroups + 1} warps, {self.stages} stages"
 
-    @property
-    def programs(self) -> str:
-        """Of the launch."""
-        return str(self.num_programs)
-
 
 @dataclass(frozen=True)
-class CompactChoice(Choice):
-    """compact_gemm_kernel: tiles of warpgroups x 64 tokens and `columns` rows of a matrix in a compact stream, whose
-    own tiles have tile_rows rows and so many images; see hopper/compact_kernel.py."""
+class CompactChoice(ProductChoice):
+    """compact_gemm_kernel: such tiles of a matrix in a compact stream, whose own tiles have tile_rows rows and so many
+    images; see hopper/compact_kernel.py."""
 
-    warpgroups: int
-    columns: int
-    box_rows: int
-    row_blocks: int
-    column_blocks: int
-    num_programs: int
-    to_map: bool
-    gated: bool
-    tile_rows: int
-    images: int
-    band: int = 8
+    tile_rows: int = field(kw_only=True)
+    images: int = field(kw_only=True)
 
     @property
     def slices(self) -> int:
@@ -140,34 +126,13 @@ class CompactChoice(Choice):
         return 144 if self.warpgroups == 1 and self.columns in (64, 128) and self.tile_rows > 8 else 160
 
     @property
-    def starts_early(self) -> bool:
-        """Whether it starts while the kernel before it ends; see hopper/kernel.py."""
-        return self.row_blocks == 1 or self.warpgroups * self.columns >= 256
-
-    @property
-    def piece(self) -> int:
-        """Columns of the result that go out at a time."""
-        return min(self.columns // 2 if self.gated else self.columns, 64)
-
-    @property
-    def stages(self) -> int:
-        """Stages of the ring: as many as shared memory holds beside two staging buffers a warpgroup."""
-        stage = self.slices * (self.warpgroups * 64 + self.columns) * 128
-        return min(12, (_SHARED_BYTES - self.warpgroups * 256 * self.piece) // stage)
-
-    @property
     def tile(self) -> str:
         """Of a program."""
         return f"{self.warpgroups * 64} x {self.columns}, 12 warps, {self.stages} stages"
 
-    @property
-    def programs(self) -> str:
-        """Of the launch."""
-        return str(self.num_programs)
-
 
 @dataclass(frozen=True)
-class PackedChoice(Choice):
+class PackedChoice(Counted, Choice):
     """packed_gemm_kernel: tiles of `rows` rows of a matrix in a compact stream, a warpgroup each 64, and `tokens`
     tokens. The stream's own tiles have tile_rows rows and so many images; see hopper/packed_kernel.py."""
 
@@ -197,11 +162,6 @@ class PackedChoice(Choice):
     def tile(self) -> str:
         """Of a program."""
         return f"{self.tokens} x {self.rows}, {self.rows // 16 + 3} warps, {self.stages} stages"
-
-    @property
-    def programs(self) -> str:
-        """Of the launch."""
-        return str(self.num_programs)
 
 
 @dataclass(frozen=True)
@@ -258,21 +218,22 @@ def _product(
 ) -> ProductChoice:
     tiles = tuple(tile for tile in TILES if not gated or tile[1] in GATED_COLUMNS)
     tile = min(tiles, key=lambda tile: tile_us(tile, tokens, rows, cols, sms=sms))
-    down, right = _blocks(tile, tokens, rows)
+    down, right = blocks_of(tile, tokens, rows)
     to_map = widened is None and rows % (16 if gated else 8) == 0
     kernel = "linear/hopper/kernel.py: gemm_kernel"
     return ProductChoice(
-        "gluon", "hopper.launch", kernel, (_ONE_ORDER,), *tile, _box_rows(tokens), down, right, min(sms, down * right),
-        to_map, gated,
+        "gluon", "hopper.launch", kernel, (_ONE_ORDER,), *tile, box_rows_of(tokens), down, right,
+        min(sms, down * right), to_map, gated,
     )  # fmt: skip
 
 
-def _blocks(tile: tuple[int, int], tokens: int, rows: int) -> tuple[int, int]:
-    """How many tiles lie down and across."""
+def blocks_of(tile: tuple[int, int], tokens: int, rows: int) -> tuple[int, int]:
+    """Return how many tiles of so many warpgroups and columns lie down and across."""
     return -(-tokens // (64 * tile[0])), -(-rows // tile[1])
 
 
-def _box_rows(tokens: int) -> int:
+def box_rows_of(tokens: int) -> int:
+    """Return how many tokens one copy brings."""
     return 64 if tokens > 32 else 32 if tokens > 16 else 16
 
 
@@ -313,11 +274,11 @@ def choose_compact(
     narrow = min(_COMPACT_STEPS_US, key=compact_us)
     wide = min((each for each in _PACKED_STEPS_US if tile[0] > 8 or each[0] == 64), key=packed_us)
     if compact_us(narrow) <= packed_us(wide):
-        down, right = _blocks(narrow, tokens, rows)
+        down, right = blocks_of(narrow, tokens, rows)
         kernel = "linear/hopper/compact_kernel.py: compact_gemm_kernel"
         return CompactChoice(
-            "gluon", "hopper.compact_launch", kernel, (_ONE_ORDER,), *narrow, _box_rows(tokens), down, right,
-            min(sms, down * right), to_map, gated, *tile,
+            "gluon", "hopper.compact_launch", kernel, (_ONE_ORDER,), *narrow, box_rows_of(tokens), down, right,
+            min(sms, down * right), to_map, gated, tile_rows=tile[0], images=tile[1],
         )  # fmt: skip
     height, width = wide
     down, right = -(-tokens // width), -(-rows // height)

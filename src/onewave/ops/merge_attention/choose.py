@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import torch
 
-from onewave.ops.choice import Asked, Choice, because, empty_on_meta
+from onewave.ops.choice import Asked, Choice, Counted, because, empty_on_meta
 from onewave.ops.merge_attention.call import MergeCall, check
 
 # Float32 outputs that a program keeps in registers: more spill, fewer leave loads too short.
@@ -17,7 +17,7 @@ _NUM_WARPS = 4
 
 
 @dataclass(frozen=True)
-class MergeChoice(Choice):
+class MergeChoice(Counted, Choice):
     """block_s, block_d: queries and columns of a program; num_programs: thread blocks of the launch."""
 
     block_s: int
@@ -28,10 +28,6 @@ class MergeChoice(Choice):
     @property
     def tile(self) -> str:
         return f"{self.block_s} queries x {self.block_d}, {self.num_warps} warps"
-
-    @property
-    def programs(self) -> str:
-        return str(self.num_programs)
 
 
 def choose(call: MergeCall) -> Choice:

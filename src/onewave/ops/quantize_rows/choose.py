@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onewave.ops.choice import Asked, Call, Choice, because, empty_on_meta
+from onewave.ops.choice import Asked, Call, Choice, Counted, because, empty_on_meta
 
 _MAX_COLS = 1 << 16
 _ON_CPU = Choice("reference", "reference", "quantize_rows/reference.py", (because("PyTorch's operators on a CPU"),))
@@ -37,7 +37,7 @@ class QuantizeCall(Call):
 
 
 @dataclass(frozen=True)
-class RowChoice(Choice):
+class RowChoice(Counted, Choice):
     """quantize_kernel: a program owns a row of `block` columns."""
 
     block: int
@@ -47,10 +47,6 @@ class RowChoice(Choice):
     @property
     def tile(self) -> str:
         return f"1 row of {self.block}, {self.num_warps} warps"
-
-    @property
-    def programs(self) -> str:
-        return str(self.num_programs)
 
 
 def choose(call: QuantizeCall) -> Choice:

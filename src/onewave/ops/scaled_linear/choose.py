@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.choice import Asked, Choice, because, empty_on_meta
+from onewave.ops.choice import Asked, Choice, Counted, because, empty_on_meta
+from onewave.ops.linear.choose import ProductChoice, blocks_of, box_rows_of
 from onewave.ops.scaled_linear.call import ScaledCall, check, check_operands
 
-_SHARED_BYTES = 226 << 10
 _FOLDER = "scaled_linear"
 _CPU = Choice(
     "cpu", "numba_impl", f"{_FOLDER}/numba_impl.py", (because("exact sums: int32 of int8, float64 of float8"),)
@@ -34,7 +34,7 @@ _TILE_US = 2.0
 
 
 @dataclass(frozen=True)
-class TileChoice(Choice):
+class TileChoice(Counted, Choice):
     """product_kernel: a program owns block_m tokens and block_n rows of the weights."""
 
     block_m: int
@@ -48,48 +48,22 @@ class TileChoice(Choice):
     def tile(self) -> str:
         return f"{self.block_m} x {self.block_n} x {self.block_k}, {self.num_warps} warps, {self.num_stages} stages"
 
-    @property
-    def programs(self) -> str:
-        return str(self.num_programs)
-
 
 @dataclass(frozen=True)
-class HopperChoice(Choice):
-    """scaled_kernel: tiles of warpgroups x 64 tokens and `columns` rows of the weights; see hopper/kernel.py."""
+class HopperChoice(ProductChoice):
+    """scaled_kernel: such tiles of 128 columns of K a slice; see hopper/kernel.py. exact: sums are int32."""
 
-    warpgroups: int
-    columns: int
-    slices: int
-    box_rows: int
-    row_blocks: int
-    column_blocks: int
-    num_programs: int
-    to_map: bool
-    band: int = 8
+    exact: bool = field(kw_only=True)
+
+    @property
+    def slices(self) -> int:
+        """Slices of 128 columns a stage."""
+        return 2 if not self.exact or self.warpgroups * self.columns <= 64 else 1
 
     @property
     def extra(self) -> int:
         """Columns beyond the first 128."""
         return max(0, self.columns - 128)
-
-    @property
-    def starts_early(self) -> bool:
-        """Whether it starts while the kernel before it ends; see linear/hopper/kernel.py."""
-        return self.row_blocks == 1 or self.warpgroups * self.columns >= 256
-
-    @property
-    def stages(self) -> int:
-        """Stages of the ring: as many as shared memory holds beside two staging buffers a warpgroup."""
-        stage = self.slices * (self.warpgroups * 64 + self.columns) * 128
-        return min(12, (_SHARED_BYTES - self.warpgroups * 256 * min(self.columns - self.extra, 64)) // stage)
-
-    @property
-    def tile(self) -> str:
-        return f"{self.warpgroups * 64} x {self.columns}, {4 * self.warpgroups + 1} warps, {self.stages} stages"
-
-    @property
-    def programs(self) -> str:
-        return str(self.num_programs)
 
 
 def choose(call: ScaledCall) -> Choice:
@@ -116,23 +90,18 @@ def _on_hopper(kind: torch.dtype, shape: tuple[int, int, int], sms: int, *, to_m
     """shape: tokens, rows, columns of K. to_map: whether TMA can write the result."""
     tokens, rows, cols = shape
 
-    def blocks(tile: tuple[int, int]) -> tuple[int, int]:
-        return -(-tokens // (64 * tile[0])), -(-rows // tile[1])
-
     def us(tile: tuple[int, int]) -> float:
-        down, right = blocks(tile)
+        down, right = blocks_of(tile, tokens, rows)
         return -(-down * right // sms) * (-(-cols // 128) * steps_us[tile] + _TILE_US)
 
     steps_us = _STEPS_US[kind]
     best = min(steps_us, key=us)
-    down, right = blocks(best)
-    box_rows = 64 if tokens > 32 else 32 if tokens > 16 else 16
+    down, right = blocks_of(best, tokens, rows)
     kernel = f"{_FOLDER}/hopper/kernel.py: scaled_kernel"
     exact = kind is torch.int8
-    slices = 2 if not exact or best[0] * best[1] <= 64 else 1
     return HopperChoice(
-        "gluon", "hopper.launch", kernel, (_EXACT if exact else _PROMOTED,), *best, slices, box_rows, down, right,
-        min(sms, down * right), to_map,
+        "gluon", "hopper.launch", kernel, (_EXACT if exact else _PROMOTED,), *best, box_rows_of(tokens), down, right,
+        min(sms, down * right), to_map, exact=exact,
     )  # fmt: skip
 
 
