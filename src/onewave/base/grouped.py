@@ -121,6 +121,12 @@ class GroupedMatrix:
     columns: npt.NDArray[np.int64] | None = None
     inputs: InputScale | None = None
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all scales and minima are finite numbers."""
+        bases = [numbers.base for numbers in (self.scales, self.minima) if numbers is not None]
+        return all(bool(np.isfinite(base).all()) for base in bases)
+
     def select(self, rows: Rows) -> GroupedMatrix:
         """Return the chosen rows, in the order given."""
         codes = self.codes[rows]

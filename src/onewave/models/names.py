@@ -151,7 +151,9 @@ def check_tensors(store: WeightStore, config: ModelConfig, layout: Layout) -> No
             got=f"has no tensor {quote(missing[0])}{_and_more(missing, 'nor')}",
             next="The config calls for it: the file is incomplete, or the config is of another model.",
         )
-    unexpected = [name for name in store.tensors if name not in expected and not layout.ignored.fullmatch(name)]
+    others = [name for name in store.tensors if name not in expected and not layout.ignored.fullmatch(name)]
+    # AutoGPTQ stores a bias of zeros beside every matrix.
+    unexpected = [name for name in others if not (name.endswith(".bias") and not bool(store.load(name).double().any()))]
     if unexpected:
         raise WeightsError(
             str(store.tensors[unexpected[0]].file),

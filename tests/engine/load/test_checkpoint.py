@@ -81,7 +81,7 @@ def dummy(name: str = "llama-3.2-1b", *, seed: int = 0, layers: int = 2) -> Llam
         (lambda state: state.pop("lm_head.weight"), "has no tensor 'lm_head.weight'"),
         (lambda state: state.update(extra=torch.zeros(3)), "has tensor 'extra', which the config does not call for"),
         (
-            lambda state: state.update({Q_PROJ.replace("weight", "bias"): torch.zeros(720)}),
+            lambda state: state.update({Q_PROJ.replace("weight", "bias"): torch.ones(720)}),
             "has tensor 'model.layers.1.self_attn.q_proj.bias'",
         ),
         (lambda state: state.update({Q_PROJ: torch.zeros(720, 143)}), "shape [720, 143]; allowed: [720, 144]"),

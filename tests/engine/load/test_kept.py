@@ -14,8 +14,11 @@ from torch import Tensor
 
 from kit.models import plain_wave
 from kit.models.plain_wave import how
+from kit.models.quantized_files import compressed, packed, quantise_checkpoint
 from kit.models.tiny_gguf import write_gguf
+from kit.models.tiny_models import config_of, save_checkpoint
 from kit.numpy_gpu.simulated_wave import LONG
+from onewave.base.errors import OutOfReachError, WeightsError
 from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, GroupRounding, MixedFormat
 from onewave.engine.load import wave as load_wave_module
 from onewave.engine.load.checkpoint import load_model, open_parts
@@ -24,11 +27,13 @@ from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.wave import load_wave
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
+from onewave.models.config.read import load_config
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
 from onewave.wave.weights.row_table import RowTable
 from onewave.weights.fetch.sources import ModelLocation
+from onewave.weights.formats.gguf_store import GGUFStore
 
 planned = plain_wave.planned  # a fixture
 CPU = torch.device("cpu")
@@ -112,6 +117,33 @@ def test_a_quantised_file_gives_the_bits_of_its_dequantised_values(
     whole = load_model(location, CONFIG, options)
     assert isinstance(model.weights.embedding, RowTable) is ("token_embd" in types)
     assert all(torch.equal(a, b) for a, b in zip(logits(model), logits(whole), strict=True))
+
+
+def test_zero_points_that_the_first_matrix_lacks_are_not_passed_over(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    save_checkpoint(tmp_path, config_of("llama", **sizes, head_dim=64, num_hidden_layers=1))
+    made = compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=128)
+    quantise_checkpoint(tmp_path, lambda rows, cols: packed(rows, cols, group=128, sym=rows <= 256), made)
+    location = ModelLocation("hf", tmp_path, "tiny")
+    config, options = load_config(location), LoadOptions(torch.float16, CPU, max_num_seqs=4, max_model_len=16)
+    with open_parts(location, config, options) as parts:
+        form = kept_format(parts, config, batch=4)
+        assert form is not None
+        assert not form.nibbles.minima
+        given = {"weight_bytes": form.weight_bytes, "widths": form.widths}
+        stream = WeightStream(plan_decode(config, batch=4, workers=3, **given).program, torch.float16, CPU, form)
+        with pytest.raises(OutOfReachError, match="with and without zero points"):
+            stream_kept(parts, config, stream, 16)
+
+
+def test_a_minimum_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    location = written(tmp_path / "tiny.gguf", CONFIG, {"other": "Q4_1"})
+    at = GGUFStore.open(tmp_path / "tiny.gguf").tensors["blk.0.attn_q.weight"].offset + 2
+    data = (tmp_path / "tiny.gguf").read_bytes()
+    (tmp_path / "tiny.gguf").write_bytes(data[:at] + np.float16(np.inf).tobytes() + data[at + 2 :])
+    refused = pytest.raises(WeightsError, match=r"tensor 'blk.0.attn_q.weight': scales or minima that are no finite")
+    with open_parts(location, CONFIG, LoadOptions(torch.float16, CPU)) as parts, refused:
+        parts.grouped(0, "qkv")
 
 
 def test_a_file_of_wide_weights_is_dequantised(tmp_path: Path) -> None:

@@ -52,12 +52,28 @@ SIZES = {
     "head_dim": 32,
 }
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+
+
+def renamed(stored: Stored, scale: str) -> Stored:
+    """With another name of the scale, and the scale no list."""
+    return Stored({"weight": stored.parts["weight"], scale: stored.parts["weight_scale"].reshape(())}, stored.values)
+
+
+def eight_or_four() -> dict[str, Any]:
+    """Two groups of modules, whose rows share a scale: the headers of scales do not tell them apart."""
+    config = compressed("pack-quantized", num_bits=8, type="int", strategy="channel")
+    other = compressed("pack-quantized", num_bits=4, type="int", strategy="channel")
+    config["config_groups"]["group_1"] = other["config_groups"]["group_0"]
+    return config
+
+
 # What a matrix is stored as, its config, and what a CPU keeps it as.
 KINDS: dict[str, tuple[Callable[..., Stored], dict[str, Any], str]] = {
     "gptq, symmetric": (partial(gptq, sym=True), GPTQ, "Q4_0"),
     "gptq, asymmetric": (gptq, GPTQ | {"sym": False}, "G4Z"),
     "gptq, activation order": (partial(gptq, sym=True, act_order=True), GPTQ | {"desc_act": True}, "Q4_0"),
     "gptq v2": (partial(gptq, version=2), GPTQ | {"checkpoint_format": "gptq_v2"}, "G4Z"),
+    "gptq v2, as transformers says it": (partial(gptq, version=2), GPTQ | {"format": "GPTQ_v2"}, "G4Z"),
     "gptq, eight bits": (partial(gptq, bits=8, group=64), GPTQ | {"bits": 8, "group_size": 64}, "G8"),
     "awq": (awq, AWQ, "G4Z"),
     "packed int4": (packed, compressed("pack-quantized", **INT4), "Q4_0"),
@@ -73,7 +89,12 @@ KINDS: dict[str, tuple[Callable[..., Stored], dict[str, Any], str]] = {
     ),
     "packed int4, activation order": (
         partial(packed, act_order=True),
-        compressed("pack-quantized", **INT4, actorder="group"),
+        compressed("pack-quantized", **INT4, actorder="Dynamic"),
+        "Q4_0",
+    ),
+    "packed int4 or int8": (
+        lambda rows, cols: packed(rows, cols, bits=8 if rows == 256 else 4, group=cols),
+        eight_or_four(),
         "Q4_0",
     ),
     "packed int8": (partial(packed, bits=8), compressed("pack-quantized", **INT4 | {"num_bits": 8}), "Q8_0"),
@@ -89,6 +110,11 @@ KINDS: dict[str, tuple[Callable[..., Stored], dict[str, Any], str]] = {
         "GF8",
     ),
     "fp8, one scale": (partial(plain, kind="fp8", share="tensor"), FP8, "GF8"),
+    "fp8, one scale, as transformers says it": (
+        lambda rows, cols: renamed(plain(rows, cols, kind="fp8", share="tensor"), "weight_scale_inv"),
+        FP8 | {"weight_block_size": None},
+        "GF8",
+    ),
     "fp8 in blocks": (blocks, FP8 | {"weight_block_size": [128, 128]}, "GF8"),
 }
 
@@ -155,6 +181,7 @@ def change(parts: dict[str, Tensor], part: str, to: Callable[[Tensor], Tensor] |
         ("gptq, activation order", "g_idx", None, f"tensor '{Q}.qweight': activation order without its index"),
         ("gptq, activation order", "g_idx", lambda t: t + 1, f"tensor '{Q}.g_idx': group 4; allowed: 0 to 3"),
         ("gptq, activation order", "g_idx", lambda t: t * 0, f"tensor '{Q}.g_idx': groups of several sizes"),
+        ("packed int4, activation order", "weight_g_idx", None, "weight_packed': activation order without its index"),
         ("packed int4", "weight_scale", lambda t: t * torch.inf, "weight_scale': a scale that is no finite number"),
         ("packed int4", "weight_shape", lambda t: t + 1, f"tensor '{Q}.weight_shape': [129, 129]; allowed: [128, 128]"),
         ("packed int4, asymmetric", "weight_zero_point", None, "weight_packed': its weight_zero_point is missing"),
@@ -178,6 +205,17 @@ def test_a_broken_part_is_one_line_naming_file_and_tensor(
     assert "\n" not in str(caught.value)
 
 
+def test_biases_of_zeros_are_passed_over_and_others_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, config_of("llama", **SIZES, num_hidden_layers=1))
+    quantise_checkpoint(tmp_path, gptq, GPTQ)
+    parts = {name: tensor.clone() for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file(parts | {f"{Q}.bias": torch.zeros(128).half()}, tmp_path / "model.safetensors")
+    assert ours(tmp_path).weights.layers[0].qkv_bias is None
+    save_file(parts | {f"{Q}.bias": torch.eye(128)[5].half()}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=rf"has tensor '{Q}.bias', which the config does not call for"):
+        ours(tmp_path)
+
+
 @pytest.mark.parametrize("left", ["scales", "qweight"])
 def test_parts_that_nothing_uses_are_an_error(left: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, config_of("llama", **SIZES, num_hidden_layers=1))
@@ -198,6 +236,7 @@ def test_parts_that_nothing_uses_are_an_error(left: str, tmp_path: Path) -> None
         (GPTQ | {"bits": 3}, "bits: 3; allowed: 4, 8"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format: 'marlin'"),
         (AWQ | {"version": "gemv"}, "version: 'gemv'; allowed: gemm"),
+        (AWQ | {"version": None, "format": "llm-awq"}, "format: 'llm-awq'; allowed: gemm"),
         (compressed("nvfp4-pack-quantized", **INT4), "format: 'nvfp4-pack-quantized'"),
         (
             compressed("pack-quantized", **INT4) | {"sparsity_config": {"format": "sparse-24-bitmask"}},

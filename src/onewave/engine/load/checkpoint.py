@@ -242,8 +242,8 @@ class ModelParts:
         found: list[GroupedMatrix] = []
         for piece, order in zip(self._pieces(index, name), rows, strict=False):
             matrix = self._store.load_grouped(piece)
-            if matrix is None or not bool(np.isfinite(matrix.scales.base).all()):
-                self._refuse(piece, "scales that are no finite numbers", "finite weights")
+            if matrix is None or not matrix.is_finite:
+                self._refuse(piece, "scales or minima that are no finite numbers", "finite weights")
             found.append(matrix if order is None else matrix.select(order))
         return found
 

@@ -195,6 +195,8 @@ def _rows(pieces: Sequence[GroupedMatrix], stream: WeightStream, width: int, *, 
     for piece in pieces:
         if piece.columns is not None:
             raise OutOfReachError("weights", got="another order of columns in some matrices")
+        if _width((piece.format,), form) > width:  # the plan has looked at one matrix of each of the file's types
+            raise OutOfReachError("weights", got="matrices of one type with and without zero points")
         rows, exact = (_nested if form.nibbles.nested else _plain)(piece, form, width, stream.device)
         stream.reached &= exact
         made.append(rows)

@@ -48,18 +48,20 @@ def read_largest_of_kv(fields: Fields) -> float:
 
 
 def _gptq(section: Fields) -> Scheme:
-    form = section.text("checkpoint_format") or "gptq"
+    key = "checkpoint_format" if section.has("checkpoint_format") else "format"  # transformers 5 knows both
+    form = (section.text(key) or "gptq").lower()
     if form not in ("gptq", "gptq_v2"):
-        raise section.unsupported("checkpoint_format", form, "gptq, gptq_v2", next=_NEXT)
+        raise section.unsupported(key, form, "gptq, gptq_v2", next=_NEXT)
     packing = Packing.GPTQ if form == "gptq" else Packing.GPTQ_V2
     act_order = section.flag("desc_act", default=False)
     return Scheme("gptq", packing, ((_bits(section, "bits"), _group(section)),), act_order)
 
 
 def _awq(section: Fields) -> Scheme:
-    version = (section.text("version") or "gemm").lower()
+    key = "version" if section.has("version") else "format"
+    version = (section.text(key) or "gemm").lower()
     if version != "gemm":
-        raise section.unsupported("version", version, "gemm", next=_NEXT)
+        raise section.unsupported(key, version, "gemm", next=_NEXT)
     bits = _bits(section, "bits" if section.has("bits") else "w_bit")
     if bits != 4:
         raise section.unsupported("bits", bits, "4", next=_NEXT)
@@ -112,7 +114,7 @@ def _compressed_tensors(section: Fields) -> Scheme:
         packed.add(_FORMATS[form])
         kinds.append(_weights(weights, packed=_FORMATS[form]))
         asked.append(_activations(group, weights))
-        act_order |= weights.values.get("actorder") in ("group", True)
+        act_order |= str(weights.values.get("actorder")).lower() in ("group", "dynamic", "true")
         shifted &= not weights.flag("symmetric", default=True)
     if len(packed) != 1:
         raise section.unsupported("config_groups", "packed and plain codes", "one of both", next=_NEXT)

@@ -6,7 +6,8 @@ AWQ      qweight int32 [cols, rows / 8], qzeros int32 [groups, rows / 8], scales
          word are in the order of _AWQ_ROWS.
 packed   weight_packed int32 [rows, cols * bits / 32], weight_scale [rows, groups], weight_zero_point (int8 [rows,
          groups], or packed along rows), weight_shape [2], weight_g_idx [cols]; codes less their middle are signed.
-plain    weight int8 or e4m3 [rows, cols], weight_scale [rows, groups], or one, or one a block.
+plain    weight int8 or e4m3 [rows, cols], weight_scale [rows, groups], or one, or one a block. transformers calls
+         one of e4m3 weight_scale_inv.
 blocks   weight e4m3 [rows, cols], weight_scale_inv [rows / block, cols / block].
 
 The lowest bits of a word are its first code. Sources: AutoGPTQ's qlinear_cuda.py, AutoAWQ's gemm.py,
@@ -36,12 +37,13 @@ _NUMBERS = {"F16": "F16", "BF16": "BF16", "F32": "F32"}
 @dataclass(frozen=True)
 class Names:
     """What a packing calls its parts. main: holds the codes. needed: must be there. other: may be there; what is not
-    read (of activations that stay in 16 bits or more) counts too."""
+    read (of activations that stay in 16 bits or more) counts too. or_scale: another name of the scale."""
 
     main: str
     scale: str
     needed: tuple[str, ...] = ()
     other: tuple[str, ...] = ()
+    or_scale: str | None = None
 
 
 _INPUT_SCALES = ("input_scale", "activation_scale")
@@ -56,7 +58,9 @@ NAMES = {
         ("weight_shape",),
         ("weight_zero_point", "weight_g_idx", *_ACTIVATIONS),
     ),
-    Packing.PLAIN: Names("weight", "weight_scale", (), ("weight_zero_point", "weight_g_idx", *_ACTIVATIONS)),
+    Packing.PLAIN: Names(
+        "weight", "weight_scale", (), ("weight_zero_point", "weight_g_idx", *_ACTIVATIONS), or_scale="weight_scale_inv"
+    ),
     Packing.BLOCKS: Names("weight", "weight_scale_inv", (), _ACTIVATIONS),
 }
 
@@ -90,8 +94,11 @@ class Plan:
         return f"{'fp' if self.is_float else 'int'}{self.bits} {size}"
 
 
-def plan(scheme: Scheme, parts: Mapping[str, TensorInfo]) -> Plan:
-    """Check a matrix's parts against each other by what the files' headers say. Raises WeightsError."""
+def plan(scheme: Scheme, parts: Mapping[str, TensorInfo], stored_shape: tuple[int, ...] | None = None) -> Plan:
+    """Check a matrix's parts against each other by what the files' headers say.
+
+    stored_shape: the matrix's, which decides where several of the scheme's kinds fit. Raises WeightsError.
+    """
     names = NAMES[scheme.packing]
     main = parts[names.main]
     for name in (names.scale, *names.needed):
@@ -105,17 +112,21 @@ def plan(scheme: Scheme, parts: Mapping[str, TensorInfo]) -> Plan:
         _fail(main, f"shape {list(main.shape)}", "a matrix")
     found: list[tuple[int, Sharing, tuple[int, int]]] = []
     wanted: list[str] = []
+    ragged = ""
     for bits, sharing in scheme.kinds:
         shape = _shape(scheme.packing, main.shape, bits)
         if sharing.rows == 1 and sharing.cols and shape[1] % sharing.cols:
-            _fail(main, f"{shape[1]} columns in groups of {sharing.cols}", "a group size that divides them")
+            ragged = f"{shape[1]} columns in groups of {sharing.cols}"
+            continue
         for scales in _scale_shapes(scheme.packing, shape, sharing):
             wanted.append(str(list(scales)))
             if parts[names.scale].shape == scales:
                 found.append((bits, sharing, shape))
+    if not wanted:
+        _fail(main, ragged, "a group size that divides them")
     if not found:
         _fail(parts[names.scale], f"shape {list(parts[names.scale].shape)}", " or ".join(dict.fromkeys(wanted)))
-    bits, sharing, shape = found[0]
+    bits, sharing, shape = min(found, key=lambda kind: kind[2] != stored_shape)
     made = Plan(scheme, parts, shape, bits, sharing, is_float)
     _check_others(made)
     return made

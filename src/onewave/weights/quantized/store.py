@@ -42,7 +42,10 @@ class QuantizedStore:
                 for part in (names.main, names.scale, *names.needed, *names.other)
                 if f"{module}.{part}" in tensors
             }
-            made = plan(scheme, parts)
+            if names.scale not in parts and f"{module}.{names.or_scale}" in tensors:
+                parts[names.scale] = tensors.pop(f"{module}.{names.or_scale}")
+            many = len(scheme.kinds) > 1 and "weight_shape" in parts
+            made = plan(scheme, parts, tuple(self._array(parts["weight_shape"]).flat) if many else None)
             weight = f"{module}.weight"
             if weight in tensors:
                 raise WeightsError(str(made.main.file), got=f"tensors {weight!r} and {made.main.name!r}", allowed="one")
