@@ -69,7 +69,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 def test_each_attention_has_its_turns_on_the_same_prompts(alone: dict[str, float]) -> None:
     llm: Any = FakeLLM()
-    results, notes = measure_prompts(llm, [(1, 5), (1, 9)], reps=3, warmup=1)
+    notes: list[str] = []
+    results = list(measure_prompts(llm, [(1, 5), (1, 9)], reps=3, warmup=1, note=notes.append))
     assert [(each.attention, each.tokens, each.seconds.n) for each in results] == [
         (name, tokens, 3) for tokens in (5, 9) for name in alone
     ]
@@ -85,8 +86,8 @@ def test_each_attention_has_its_turns_on_the_same_prompts(alone: dict[str, float
 
 def test_the_ledger_gets_the_prompt_and_the_attention_by_itself(alone: dict[str, float]) -> None:
     llm: Any = FakeLLM()
-    results, _ = measure_prompts(llm, [(1, 5)], reps=1, warmup=0)
-    line = results[1].measurement(llm)
+    _, cudnn, _ = measure_prompts(llm, [(1, 5)], reps=1, warmup=0)
+    line = cudnn.measurement(llm)
     assert (line.metric, line.unit, line.summary.p50) == ("prompt", "ms", pytest.approx(300))
     assert line.extra["attention"] == "torch cuDNN"
     assert line.extra["attention_ms"] == pytest.approx(150)
@@ -104,7 +105,7 @@ def test_what_fails_is_named_and_the_engine_has_its_own_again(alone: dict[str, f
 
     llm.generate = broken
     with pytest.raises(RuntimeError, match="no"):
-        measure_prompts(llm, [(1, 5)], reps=1, warmup=0)
+        list(measure_prompts(llm, [(1, 5)], reps=1, warmup=0))
     assert llm.runner.model.prefill_backend == "auto"
     assert torch.backends.cuda.flash_sdp_enabled()
 
@@ -142,4 +143,4 @@ def test_attention_by_itself_is_that_of_all_layers(monkeypatch: pytest.MonkeyPat
 def test_on_a_cpu_there_is_nothing_to_compare() -> None:
     llm: Any = FakeLLM("cpu")
     with pytest.raises(UnsupportedError, match="allowed: a CUDA GPU"):
-        measure_prompts(llm, [(1, 5)], reps=1, warmup=0)
+        list(measure_prompts(llm, [(1, 5)], reps=1, warmup=0))

@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -72,16 +72,14 @@ def measure_prompts(
     reps: int,
     warmup: int,
     show: Callable[[str], None] = lambda text: None,
-) -> tuple[list[PromptResult], list[str]]:
+    note: Callable[[str], None] = lambda text: None,
+) -> Iterator[PromptResult]:
     """Time prompts of each (batch, tokens) `reps` times with each attention, in an order drawn anew for each round.
 
-    Returns the results, and why what can't be tried is left out. show: is told what runs. Raises UnsupportedError
-    without a CUDA GPU.
+    show: is told what runs; note: why what can't be tried is left out. Raises UnsupportedError without a CUDA GPU.
     """
     if llm.device.type != "cuda":
         raise UnsupportedError("bench prompt", got=str(llm.device), allowed="a CUDA GPU")
-    results: list[PromptResult] = []
-    notes: list[str] = []
     draw = random.Random(0)
     for batch, tokens in sizes:
         show(f"{tokens} tokens, attention by itself")
@@ -91,7 +89,8 @@ def measure_prompts(
                 f"attention of PyTorch left out: it has no mask for chunks of {llm.runner.limits.max_tokens}"
             )
             alone = {name: seconds for name, seconds in alone.items() if ATTENTIONS[name] is None}
-        notes += [f"{tokens} tokens, {note}" for note in missing]
+        for why in missing:
+            note(f"{tokens} tokens, {why}")
         case = Case(batch, tokens, 1, f"pp{tokens}")
         params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
         samples: dict[str, list[tuple[float, float, float]]] = {name: [] for name in alone}
@@ -106,8 +105,7 @@ def measure_prompts(
         for name, each in samples.items():
             seconds, gpu, host = (list(column) for column in zip(*each, strict=True))
             medians = statistics.median(gpu), statistics.median(host)
-            results.append(PromptResult(name, batch, tokens, summarize(seconds), *medians, alone[name]))
-    return results, notes
+            yield PromptResult(name, batch, tokens, summarize(seconds), *medians, alone[name])
 
 
 class _Passes:

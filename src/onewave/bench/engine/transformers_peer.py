@@ -17,6 +17,8 @@ from onewave.bench.engine.latency import Case, prompts_of
 from onewave.bench.engine.prompt import PromptResult
 from onewave.weights.fetch.sources import ModelLocation
 
+_COMPILED_WARMUP = 3
+
 
 def random_transformers(location: ModelLocation, device: torch.device, dtype: torch.dtype, *, asked: str) -> Any:
     """Return transformers' model of that shape with random weights. asked: the command, for errors.
@@ -49,24 +51,27 @@ def measure_transformers_prompts(
     warmup: int,
     show: Callable[[str], None] = lambda text: None,
 ) -> Iterator[PromptResult]:
-    """Time first tokens of transformers' model with a static cache, as it is and compiled by torch.compile.
+    """Time first tokens of transformers' model with a static cache: as it is, then compiled by torch.compile.
 
-    sizes: (batch, tokens). Logits are those of the last position alone. Compiling is left out.
+    sizes: (batch, tokens). Logits are those of the last position alone. Compiling, a minute and more a size, is left
+    out.
     """
     from transformers import StaticCache
 
-    compiled: Any = torch.compile(model, dynamic=False, mode="reduce-overhead")  # pyright: ignore
     device = next(model.parameters()).device
-    for batch, tokens in sizes:
-        for name, run in (("transformers", model), ("transformers compiled", compiled)):
+    for name, run in (("transformers", model), ("transformers compiled", None)):
+        run: Any = run or torch.compile(model, dynamic=False, mode="reduce-overhead")  # pyright: ignore
+        # The first call compiles, the second one records.
+        unmeasured = warmup if run is model else max(warmup, _COMPILED_WARMUP)
+        for batch, tokens in sizes:
             cache: Any = StaticCache(config=model.config, max_cache_len=tokens + 1)
             samples: list[tuple[float, float, float]] = []
-            for repetition in range(warmup + reps):
-                show(f"{tokens} tokens, {name}: {repetition + 1} of {warmup + reps}")
+            for repetition in range(unmeasured + reps):
+                show(f"{tokens} tokens, {name}: {repetition + 1} of {unmeasured + reps}")
                 prompts = prompts_of(Case(batch, tokens, 1, ""), model.config.vocab_size, repetition)
                 cache.reset()
                 samples.append(_first_tokens(run, prompts, cache, device))
-            seconds, gpu, host = (list(column) for column in zip(*samples[warmup:], strict=True))
+            seconds, gpu, host = (list(column) for column in zip(*samples[unmeasured:], strict=True))
             yield PromptResult(name, batch, tokens, summarize(seconds), median(gpu), median(host), None)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import product
-from typing import Annotated, Any
+from itertools import chain, product
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,13 @@ from onewave.cli import options
 from onewave.cli.bench.report import Reps, Results, Warmup, gpu_for, name_of, numbers, show_status
 from onewave.cli.output import table
 from onewave.cli.session import open_llm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from onewave.bench.engine.prompt import PromptResult
+
+_ROW = "{:<22} {:>5} {:>7} {:>16} {:>9} {:>9} {:>12} {:>9}"
 
 
 def prompt(
@@ -54,33 +61,36 @@ def prompt(
         "max_num_seqs": max(batches),
     }
     llm = open_llm(**vars(asked), **more, enable_prefix_caching=False).llm
-    results, notes = measure_prompts(llm, list(product(batches, lengths)), reps=reps, warmup=warmup, show=show_status)
-    llm.close()
-    if peer:
+    sizes, notes = list(product(batches, lengths)), list[str]()
+    own = measure_prompts(llm, sizes, reps=reps, warmup=warmup, show=show_status, note=notes.append)
+
+    def peers() -> Iterator[PromptResult]:
+        llm.close()
         location = resolve(asked.model, Settings.from_env(), revision=asked.revision, load_format="dummy")
         model = random_transformers(location, llm.device, llm.dtype, asked="bench prompt --peer")
-        sizes = list(product(batches, lengths))
-        results += measure_transformers_prompts(model, sizes, reps=reps, warmup=warmup, show=show_status)
-    title = f"{llm.name}, {name_of(llm.dtype)} on {llm.device}, first tokens"
-    rows = table(
-        title, "attention", "batch", "tokens", "ms", "GPU ms", "host ms", "x onewave's time", "attention alone ms"
-    )
-    ours = {(result.batch, result.tokens): result.seconds.p50 for result in results if result.attention == "onewave"}
-    for result in results:
-        seconds = result.seconds
-        rows.add_row(
-            result.attention,
-            str(result.batch),
-            str(result.tokens),
-            f"{seconds.p50 * 1e3:.2f} ± {seconds.sd * 1e3:.2f}",
-            f"{result.gpu * 1e3:.2f}",
-            f"{result.host * 1e3:.2f}",
-            f"{seconds.p50 / ours[result.batch, result.tokens]:.3f}",
-            "-" if result.alone is None else f"{result.alone * 1e3:.2f}",
-        )
-    citations = out.record((result.measurement(llm) for result in results), llm.device)
+        yield from measure_transformers_prompts(model, sizes, reps=reps, warmup=warmup, show=show_status)
+
+    results: list[PromptResult] = []
+    citations: list[str] = []
+    ours: dict[tuple[int, int], float] = {}
+    # Each as it is measured: a peer that compiles takes minutes.
+    for result in chain(own, peers() if peer else ()):
+        size, seconds = (result.batch, result.tokens), result.seconds
+        ours.setdefault(size, seconds.p50)
+        results.append(result)
+        citations += out.record([result.measurement(llm)], llm.device)
+        if out.as_json:
+            continue
+        show_status("")
+        if len(results) == 1:
+            print(f"{llm.name}, {name_of(llm.dtype)} on {llm.device}, first tokens")
+            print(_ROW.format("attention", "batch", "tokens", "ms", "GPU ms", "host ms", "x onewave's", "alone ms"))
+        times = f"{seconds.p50 * 1e3:.2f} ± {seconds.sd * 1e3:.2f}"
+        parts = f"{result.gpu * 1e3:.2f}", f"{result.host * 1e3:.2f}", f"{seconds.p50 / ours[size]:.3f}"
+        alone = "-" if result.alone is None else f"{result.alone * 1e3:.2f}"
+        print(_ROW.format(result.attention, *size, times, *parts, alone), flush=True)
     facts = {"model": llm.name, "results": [asdict(result) for result in results], "notes": notes}
-    out.show(facts, citations, rows, *notes)
+    out.show(facts, citations, *notes)
 
 
 def _show_gaps(asked: options.ModelOptions, lengths: list[int], *, reps: int, warmup: int, out: Results) -> None:
