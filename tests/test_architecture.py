@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from kit.models.dummy import write_config
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "onewave"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -307,13 +309,8 @@ print(json.dumps(list(sys.modules)))
 
 
 def test_a_run_on_a_cpu_imports_neither_the_wave_nor_tiles(tmp_path: Path):
-    config = {
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,
-        "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-        "max_position_embeddings": 96, "rms_norm_eps": 1e-5, "eos_token_id": 2,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    done = subprocess.run([sys.executable, "-c", CPU_RUN, str(tmp_path)], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", CPU_RUN, str(write_config(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout.splitlines()[-1])
     assert "onewave.engine.thread" in loaded
     assert [name for name in loaded if re.match(r"onewave\.(wave|tiles)\b", name)] == []

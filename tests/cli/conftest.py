@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,43 +12,31 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from kit.models.dummy import CONFIG, write_config
 from kit.models.tiny_tokenizers import bytes_directory
 from onewave.cli import main
 from onewave.models.config.hf import from_hf
 from onewave.models.names import HF, expected_shapes
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 260,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-    "eos_token_id": 257,
-    "torch_dtype": "float32",
-}
+CHANGES = {
+    "vocab_size": 260, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+    "tie_word_embeddings": True, "eos_token_id": 257, "torch_dtype": "float32",
+}  # fmt: skip
 
 
 def weights() -> dict[str, np.ndarray]:
-    """Random tensors of CONFIG's shapes."""
+    """Random tensors of the checkpoint's shapes."""
     rng = np.random.default_rng(0)
     return {
         name: (np.ones(shape) if "norm" in name else rng.normal(0, 0.3, shape)).astype(np.float32)
-        for name, shape in expected_shapes(from_hf(CONFIG), HF).items()
+        for name, shape in expected_shapes(from_hf(CONFIG | CHANGES), HF).items()
     }
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of two layers with a byte-level tokenizer."""
-    directory = bytes_directory(tmp_path_factory.mktemp("tiny-llama"))
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    directory = write_config(bytes_directory(tmp_path_factory.mktemp("tiny-llama")), **CHANGES)
     save_file(weights(), directory / "model.safetensors")
     return directory
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -12,24 +11,19 @@ from typing import Any
 
 import pytest
 
+from kit.models.dummy import dummy_llm
 from onewave import LLM, BusyError, InvalidArgumentError, OnewaveError, SamplingParams, StoppingError
 from onewave.engine.aio import AsyncLLM, Limits
 from onewave.engine.engine import Engine
 from onewave.engine.prompts import RawPrompt
 
-CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,
-    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "max_position_embeddings": 96, "rms_norm_eps": 1e-5, "eos_token_id": 2,
-}  # fmt: skip
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=1)
 ENDLESS = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
 
 
 @pytest.fixture
 def llm(tmp_path: Path) -> LLM:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    return LLM(tmp_path, device="cpu", load_format="dummy")
+    return dummy_llm(tmp_path)
 
 
 def on_a_loop(llm: LLM, work: Callable[[AsyncLLM], Awaitable[Any]], **limits: Any) -> Any:
@@ -157,8 +151,7 @@ def test_more_requests_than_are_let_in_are_refused_and_none_are_when_it_stops(ll
 def test_a_step_that_raises_ends_what_has_begun_and_those_that_wait_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    llm = LLM(tmp_path, device="cpu", load_format="dummy", max_num_seqs=2)
+    llm = dummy_llm(tmp_path, max_num_seqs=2)
     expected = llm.generate([[9]], GREEDY)[0].outputs[0].token_ids
     left, real = [4], Engine._step  # pyright: ignore[reportPrivateUsage]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from kit.models.dummy import dummy_llm
 from onewave import LLM, CapacityError, InvalidArgumentError, SamplingParams, UnsupportedError
 from onewave.engine import prompts
 from onewave.engine.params import SamplingParams as Params
@@ -21,17 +21,11 @@ from onewave.engine.request import Sample
 from onewave.models.batch import Batch, StepRows
 
 LONG = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,
-    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "max_position_embeddings": 96, "rms_norm_eps": 1e-5, "eos_token_id": 2,
-}  # fmt: skip
 
 
 @pytest.fixture
 def llm(tmp_path: Path) -> Iterator[LLM]:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    with LLM(tmp_path, device="cpu", load_format="dummy") as model:
+    with dummy_llm(tmp_path) as model:
         yield model
 
 
@@ -193,8 +187,7 @@ def test_a_failed_step_does_not_keep_what_it_worked_on(
 
 
 def test_a_callers_error_holds_neither_the_model_nor_takes_frames_from_what_is_being_handled(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    llm = LLM(tmp_path, device="cpu", load_format="dummy")
+    llm = dummy_llm(tmp_path)
 
     def prefill(*args: Any, **kwargs: Any) -> torch.Tensor:
         try:
@@ -328,8 +321,7 @@ def test_a_request_whose_text_cannot_be_made_leaves_its_slot(monkeypatch: pytest
         def finish(self) -> str:
             return ""
 
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    with LLM(tmp_path, device="cpu", load_format="dummy", max_num_seqs=1) as llm:
+    with dummy_llm(tmp_path, max_num_seqs=1) as llm:
         engine = llm._engine  # pyright: ignore[reportPrivateUsage]
         monkeypatch.setattr(engine, "_make_detokenizer", lambda ids, skip: Broken())  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
         for _ in range(2):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from kit.models.dummy import write_config
 from kit.task_tables.verify_table import verify_table
 from onewave.base.weight_formats import COMPACT, ROUNDINGS, WeightFormat
 from onewave.cli.main import run
@@ -31,14 +31,8 @@ FORMATS: dict[str, WeightFormat | None] = {"16-bit": None, "compact": COMPACT, *
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> str:
-    document = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "intermediate_size": 192,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 131,
-        "rms_norm_eps": 1e-5, "max_position_embeddings": 512,
-    }  # fmt: skip
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(document), encoding="utf-8")
-    return str(path)
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return str(write_config(tmp_path, **sizes, vocab_size=131, max_position_embeddings=512) / "config.json")
 
 
 @pytest.fixture

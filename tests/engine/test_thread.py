@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from kit.models.dummy import dummy_llm, write_config
 from kit.models.fake_model import PIECES, FakeRunner, make_engine, run_all
 from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams, UnsupportedError
 from onewave.engine import request as request_module
@@ -28,18 +28,12 @@ from onewave.engine.engine import Engine
 from onewave.engine.request import Reader, Sample
 from onewave.engine.thread import EngineThread
 
-CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,
-    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "max_position_embeddings": 96, "rms_norm_eps": 1e-5, "eos_token_id": 2,
-}  # fmt: skip
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=1)
 
 
 @pytest.fixture
 def llm(tmp_path: Path) -> Iterator[LLM]:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    with LLM(tmp_path, device="cpu", load_format="dummy") as model:
+    with dummy_llm(tmp_path) as model:
         yield model
 
 
@@ -362,8 +356,7 @@ def test_whenever_ctrl_c_comes_the_engine_goes_on_for_others_and_the_request_end
 
 @pytest.mark.parametrize("way", ["closed", "collected"])
 def test_the_thread_ends_with_the_model(way: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    model = LLM(tmp_path, device="cpu", load_format="dummy")
+    model = dummy_llm(tmp_path)
     before = {thread.ident for thread in threading.enumerate()}
     model.generate([5], GREEDY)
     (thread,) = [each for each in threading.enumerate() if each.ident not in before and each.name == "onewave"]
@@ -422,9 +415,8 @@ if sys.argv[2] == "fork":
 def test_a_forked_child_has_a_thread_of_its_own_and_a_process_that_ends_amid_a_stream_ends_well(
     way: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     several = os.environ | {"OMP_NUM_THREADS": "2", "ONEWAVE_NUM_THREADS": "2"}
-    command = [sys.executable, "-c", IN_A_NEW_PROCESS, str(tmp_path), way]
+    command = [sys.executable, "-c", IN_A_NEW_PROCESS, str(write_config(tmp_path)), way]
     run = subprocess.run(command, env=several, capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stderr) == (0, "")
     assert ("begun before this process was forked" in run.stdout) == (way == "fork")

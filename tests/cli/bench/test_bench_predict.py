@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kit.lanes import slow
+from kit.models.dummy import write_config
 from kit.paths import DOCS
 from onewave.base.errors import InvalidArgumentError
 from onewave.cli.bench.commands import bench
@@ -17,25 +18,16 @@ from onewave.cli.tiles.commands import tiles
 from onewave.weights.fetch import sources
 
 RUN = CliRunner()
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 131,
-    "hidden_size": 128,
-    "intermediate_size": 192,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 320,
-}
+SIZES = {
+    "vocab_size": 131, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 320,
+}  # fmt: skip
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> list[str]:
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    write_config(tmp_path / "model", **SIZES)
     return ["--model", str(tmp_path / "model"), "--workers", "9"]
 
 

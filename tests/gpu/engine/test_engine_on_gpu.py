@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kit.models.dummy import ON_GPU, write_config
 from onewave import LLM, SamplingParams
 from onewave.base.errors import WaveStalled
 from onewave.bench.memory.record import record_serving
@@ -135,23 +135,7 @@ def test_penalties_and_logprobs_agree_with_the_cpu() -> None:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A configuration alone; the weights are made up."""
-    path = tmp_path_factory.mktemp("dummy")
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 3001,
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-        "eos_token_id": 7,
-        "torch_dtype": "bfloat16",
-    }
-    (path / "config.json").write_text(json.dumps(config))
-    return path
+    return write_config(tmp_path_factory.mktemp("dummy"), **ON_GPU, num_hidden_layers=4, eos_token_id=7)
 
 
 @pytest.fixture(scope="module")

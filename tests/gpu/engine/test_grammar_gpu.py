@@ -9,18 +9,14 @@ from typing import Any
 
 import pytest
 
+from kit.models.dummy import ON_GPU, write_config
 from kit.models.tiny_tokenizers import bytes_directory
 from onewave import LLM, SamplingParams
 
 pytest.importorskip("llguidance")
 pytestmark = pytest.mark.gpu
 
-CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 260, "hidden_size": 256,
-    "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "bos_token_id": 256, "eos_token_id": 257,
-    "torch_dtype": "bfloat16",
-}  # fmt: skip
+CHANGES = ON_GPU | {"vocab_size": 260, "bos_token_id": 256, "eos_token_id": 257}
 SCHEMA = {"properties": {"a": {"enum": [1, "b"]}}, "required": ["a"], "additionalProperties": False}
 FORMS: list[dict[str, Any] | None] = [
     None,
@@ -33,8 +29,7 @@ FORMS: list[dict[str, Any] | None] = [
 
 @pytest.fixture(scope="module", params=["graph", "eager"])
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    path = bytes_directory(tmp_path_factory.mktemp("tiny"))
-    (path / "config.json").write_text(json.dumps(CONFIG))
+    path = write_config(bytes_directory(tmp_path_factory.mktemp("tiny")), **CHANGES)
     with LLM(path, device="cuda", load_format="dummy", max_num_seqs=5, decode=request.param) as model:
         yield model
 

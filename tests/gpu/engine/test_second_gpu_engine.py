@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from kit.models.dummy import ON_GPU, write_config
 from onewave import LLM, SamplingParams
 
 pytestmark = [
@@ -15,25 +15,12 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 3001,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "bfloat16",
-}
 PROMPTS = [[1, 2, 3], [4] * 50, [5, 6], [8, 9, 10, 11]]
 
 
 @pytest.mark.parametrize("decode", ["graph", "auto"])
 def test_both_gpus_give_the_same_tokens(tmp_path: Path, decode: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    write_config(tmp_path, **ON_GPU)
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, detokenize=False)
     # Both at once, so that the second one records while the first one's graphs are kept.
     with (

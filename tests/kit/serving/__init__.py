@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import uvicorn
 
+from kit.models.dummy import write_config
 from kit.models.tiny_tokenizers import bytes_directory
 from onewave.engine.aio import AsyncLLM, Limits
 from onewave.engine.llm import LLM
@@ -25,17 +26,12 @@ from onewave.server.served import Served
 
 VOCAB = 260
 NAME = "tiny"
-CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": VOCAB, "hidden_size": 32,
-    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-    "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "bos_token_id": 256, "eos_token_id": 257,
-}  # fmt: skip
+CHANGES = {"vocab_size": VOCAB, "max_position_embeddings": 512, "bos_token_id": 256, "eos_token_id": 257}
 
 
 def tiny_directory(directory: Path, *, positions: int = 512, chat_template: str | None = None) -> Path:
     """A model of two layers, for load_format="dummy", with a tokenizer of single bytes and a chat template."""
-    path = bytes_directory(directory)
-    (path / "config.json").write_text(json.dumps({**CONFIG, "max_position_embeddings": positions}))
+    path = write_config(bytes_directory(directory), **CHANGES | {"max_position_embeddings": positions})
     if chat_template is not None:
         (path / "chat_template.jinja").write_text(chat_template)
     return path

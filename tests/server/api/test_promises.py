@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from kit.serving import CONFIG, NAME, Serving, serve_in_thread, tiny_directory, tiny_llm
+from kit.models.dummy import write_config
+from kit.serving import CHANGES, NAME, Serving, serve_in_thread, tiny_directory, tiny_llm
 from onewave.engine.llm import LLM
 from onewave.engine.params import SamplingParams
 
@@ -33,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     names = json.loads((path / "tokenizer_config.json").read_text())
     (path / "tokenizer_config.json").write_text(json.dumps({**names, "bos_token": "<|pad|>"}))
-    (path / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": list(ENDS)}))
+    write_config(path, **CHANGES | {"eos_token_id": list(ENDS)})
     with LLM(path, device="cpu", load_format="dummy") as llm, serve_in_thread(llm) as found:
         yield found
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from kit.models.dummy import write_config
 from kit.task_tables.small_graphs import small_model, small_step
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.cli.tiles.commands import tiles
@@ -29,14 +30,8 @@ def lowered(*arguments):
 
 @pytest.fixture
 def small_file(tmp_path):
-    document = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 64,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 16,
-        "rms_norm_eps": 1e-5, "max_position_embeddings": 512,
-    }  # fmt: skip
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(document))
-    return path
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 16, "max_position_embeddings": 512}
+    return write_config(tmp_path, **sizes) / "config.json"
 
 
 def test_the_whole_decode_step_is_dealt_verified_lowered_and_simulated():
