@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -85,6 +85,11 @@ def imports(tree: ast.AST, file: Path = PACKAGE / "any.py") -> Iterator[Import]:
                 yield Import(str(node.args[0].value), "", node.lineno)
 
 
+@cache
+def imports_of(file: Path) -> list[Import]:
+    return list(imports(tree_of(file), file))
+
+
 def public_homes() -> dict[str, str]:
     """The room of every name that `import onewave` offers."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
@@ -105,14 +110,14 @@ def room_of(imported: Import, homes: dict[str, str]) -> str | None:
     return homes.get(imported.name, imported.name if imported.name in BELOW else None)
 
 
-def violations(file: Path, source: str, homes: dict[str, str]) -> list[str]:
+def violations(file: Path, found_in_it: Iterable[Import], homes: dict[str, str]) -> list[str]:
     """Imports of a file that run up, as lines for a message."""
     where = file.relative_to(PACKAGE)
     room = where.parts[0]
     if len(where.parts) == 1:  # onewave itself: its names are loaded when used
         return []
     found = []
-    for imported in imports(ast.parse(source), file):
+    for imported in found_in_it:
         target = room_of(imported, homes)
         if room == "lab" and f"{imported.module}.".startswith(tuple(f"{name}." for name in WITHOUT_TORCH)):
             continue
@@ -128,7 +133,7 @@ def test_every_file_lives_in_a_known_room():
 
 def test_imports_run_down_only():
     homes = public_homes()
-    assert not [line for file in FILES for line in violations(file, file.read_text(), homes)]
+    assert not [line for file in FILES for line in violations(file, imports_of(file), homes)]
 
 
 @pytest.mark.parametrize(
@@ -146,12 +151,14 @@ def test_imports_run_down_only():
     ],
 )
 def test_an_import_that_runs_up_is_found(file, source):
-    assert violations(PACKAGE / file, source, public_homes())
+    place = PACKAGE / file
+    assert violations(place, imports(ast.parse(source), place), public_homes())
 
 
 def test_an_import_that_runs_down_is_allowed():
     source = "import onewave\nfrom onewave import LLM, __version__\nfrom onewave.ops import linear\nimport torch\n"
-    assert not violations(PACKAGE / "bench" / "x.py", source, public_homes())
+    place = PACKAGE / "bench" / "x.py"
+    assert not violations(place, imports(ast.parse(source), place), public_homes())
 
 
 def test_kernel_languages_stay_in_kernel_files():
@@ -159,7 +166,7 @@ def test_kernel_languages_stay_in_kernel_files():
         f"{file.relative_to(PACKAGE)}:{imported.line}: {imported.module}"
         for file in FILES
         if not file.name.endswith("_impl.py") and not IMPLEMENTATIONS & {*file.relative_to(PACKAGE).parts[:-1]}
-        for imported in imports(tree_of(file), file)
+        for imported in imports_of(file)
         if imported.module.split(".")[0] in KERNEL_LANGUAGES
     ]
     assert not found
@@ -170,7 +177,7 @@ def test_the_lab_and_the_tiles_need_no_torch():
         f"{file.relative_to(PACKAGE)}:{imported.line}"
         for file in FILES
         if file.relative_to(PACKAGE).parts[0] in ("base", "tiles", "lab") and file not in WITH_TORCH
-        for imported in imports(tree_of(file), file)
+        for imported in imports_of(file)
         if imported.module.split(".")[0] == "torch"
     ]
     assert not found
@@ -199,7 +206,7 @@ def test_no_pickle_is_opened_anywhere():
     for file in FILES:
         tree = tree_of(file)
         where = file.relative_to(PACKAGE)
-        found += [f"{where}:{i.line}: {i.module}" for i in imports(tree, file) if i.module.split(".")[0] in PICKLES]
+        found += [f"{where}:{i.line}: {i.module}" for i in imports_of(file) if i.module.split(".")[0] in PICKLES]
         for node in ast.walk(tree):
             named = isinstance(node, ast.Attribute) and node.attr in ("load", "allow_pickle")
             text = ast.unparse(node) if named else ""
@@ -225,7 +232,7 @@ def test_only_the_settings_read_the_environment():
         ]
         found += [
             f"{file.relative_to(PACKAGE)}:{imported.line}"
-            for imported in imports(tree, file)
+            for imported in imports_of(file)
             if imported.module == "os" and imported.name in ("environ", "getenv", "putenv")
         ]
     assert not found

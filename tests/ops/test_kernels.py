@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.operands.random import DEVICE
+from kit.operands.random import randn_here as randn
 from onewave.base.device import Device
 from onewave.ops.linear.choose import LinearCall, TileChoice
 from onewave.ops.linear.choose import choose as choose_linear
@@ -15,7 +17,6 @@ from onewave.ops.swiglu import reference as swiglu_reference
 
 # On a GPU these are the GPU tests of the operators.
 pytestmark = [pytest.mark.pairs, *([pytest.mark.gpu] if torch.cuda.is_available() else [])]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LOW_DTYPES = [torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
 
 
@@ -23,10 +24,6 @@ def close(out: Tensor, reference_in_double: Tensor, baseline: Tensor) -> bool:
     """The operators' rule: error at most twice PyTorch's own at the same dtype."""
     error = (out.double() - reference_in_double).abs().max().item()
     return error <= 2 * (baseline.double() - reference_in_double).abs().max().item() + 1e-5
-
-
-def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
 @pytest.mark.parametrize("dtype", LOW_DTYPES)

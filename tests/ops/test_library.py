@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from kit.operands.random import randn as normal
 from onewave.base.errors import UnsupportedError
 from onewave.ops.append_kv.op import append_kv
 from onewave.ops.attention.op import attention, attention_varlen
@@ -30,10 +32,7 @@ from onewave.ops.swiglu.op import swiglu
 
 # fp16 on the CPU: the reference runs, and no kernel has to be compiled first.
 F16 = torch.float16
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = F16) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+randn = partial(normal, dtype=F16)
 
 
 @dataclass(frozen=True)

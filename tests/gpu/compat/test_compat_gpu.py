@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kit.operands.random import randn_bf16
 from onewave.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.merge_attention.op import merge_attention
@@ -19,10 +21,7 @@ from onewave.ops.merge_attention.reference import merge_attention as merge_refer
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(CUDA)
+randn = partial(randn_bf16, device=CUDA)
 
 
 def close(out: Tensor, exact: Tensor, baseline: Tensor) -> bool:

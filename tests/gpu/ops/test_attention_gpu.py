@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from kit.operands.random import randn_on_gpu as randn
 from kit.operands.attention_on_gpu import check_repeats
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.op import attention, attention_varlen
@@ -16,10 +17,6 @@ from onewave.ops.attention.reference import attention as in_torch
 
 pytestmark = pytest.mark.gpu
 NAN = float("nan")
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").to(dtype)
 
 
 def with_lse(*tensors: Any, **options: Any) -> tuple[Tensor, Tensor]:

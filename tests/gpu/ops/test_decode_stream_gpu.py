@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.operands.random import randn_on_gpu as randn
 from onewave.base.errors import UnsupportedError
 from onewave.ops.decode_attention import decode_attention
 from onewave.ops.masked_multihead_attention import masked_multihead_attention
@@ -22,10 +23,6 @@ pytestmark = [
 DRAW = random.Random(1)
 RAGGED = [DRAW.randint(0, 4096) for _ in range(16)]
 ODD = [1, 63, 64, 65, 127, 128, 129, 0, -1, 4095, 2049, 5]
-
-
-def randn(*shape: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").to(dtype)
 
 
 def operands(

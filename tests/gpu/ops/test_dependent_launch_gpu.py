@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kit.operands.random import randn_on_gpu as randn
 from onewave.gpu import dependent_launch as dependent_launch_impl
 from onewave.gpu.dependent_launch import after_last
 from onewave.gpu.launch import launch_kernel
@@ -124,11 +125,6 @@ def late_copy(source_ptr, target_ptr, count, BLOCK: tl.constexpr):
         )
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(target_ptr + at, tl.load(source_ptr + at, mask=at < count), mask=at < count)
-
-
-def randn(*shape: int, seed: int) -> Tensor:
-    made = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(shape, generator=made, device="cuda", dtype=torch.bfloat16)
 
 
 def reader(name: str) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from kit.operands.random import randn_on_gpu
 from kit.decode_calls import masked_in_torch
 from onewave.base.errors import UnsupportedError
 from onewave.ops.append_kv import append_kv
@@ -20,10 +22,7 @@ from onewave.ops.masked_multihead_attention import masked_multihead_attention
 pytestmark = pytest.mark.gpu
 HISTORIES = [0, 1, 127, 128, 129, 4096, 2047]
 NAN = float("nan")
-
-
-def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").to(dtype)
+randn = partial(randn_on_gpu, dtype=torch.float32)
 
 
 class Case:

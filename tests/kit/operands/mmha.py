@@ -13,21 +13,18 @@ from torch import Tensor
 
 from kit import decode_calls
 from kit.numpy_gpu.mmha_model import mmha_in_numpy
+from kit.operands.random import DEVICE
+from kit.operands.random import randn_here as randn
 from onewave.ops.choice import Choice
 from onewave.ops.kv_layout import pack_k, unpack_k
 from onewave.ops.masked_multihead_attention import masked_multihead_attention
 from onewave.ops.masked_multihead_attention.call import MaskedCall
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ENGINES = ["reference", "kernel"]
 # The interpreter miscomputes bf16; a GPU takes no float32.
 DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16, torch.float32]
 EXACTEST = DTYPES[0] if DEVICE == "cuda" else torch.float32
 NAN = float("nan")
-
-
-def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
 def bits(tensor: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.operands.random import DEVICE
+from kit.operands.random import randn_here as randn
 from onewave.base.device import Device
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops import library
@@ -19,17 +21,12 @@ from onewave.ops.append_kv.call import AppendCall
 from onewave.ops.append_kv.choose import choose
 from onewave.ops.kv_layout import pack_k, unpack_k
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.pairs, *([pytest.mark.gpu] if DEVICE == "cuda" else [])]
 ENGINES = ["reference", "kernel"]
 # The interpreter miscomputes bf16; a GPU takes no float32.
 DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16, torch.float32]
 FP8 = torch.float8_e4m3fn
 NAN = float("nan")
-
-
-def randn(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
 def run(engine: str, *args: Any, rotary_style: str = "neox", **options: Any) -> Tensor:

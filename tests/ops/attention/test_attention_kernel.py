@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,20 +12,17 @@ from torch import Tensor
 from kit.attention_oracle import oracle, within_rule
 from kit.device import H200
 from kit.lanes import slow
+from kit.operands.random import DEVICE, randn_here
 from onewave.ops.attention.call import AttentionCall, Extras, Packed
 from onewave.ops.attention.choose import choose
 from onewave.ops.attention.masks import Options, options
 from onewave.ops.backends import load
 
 pytestmark = [pytest.mark.pairs, *([pytest.mark.gpu] if torch.cuda.is_available() else [])]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # bf16 products are wrong in the interpreter.
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16
 NAN = float("nan")
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DTYPE).to(DEVICE)
+randn = partial(randn_here, dtype=DTYPE)
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:

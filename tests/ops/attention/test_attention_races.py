@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from kit.numpy_gpu.attention_in_numpy import NumpyKernel, kernels_in_numpy
 from kit.numpy_gpu.gluon_in_numpy import Fault
 from kit.numpy_gpu.happens_before import Race
+from kit.operands.random import randn_bf16 as randn
 from onewave.ops.attention.fp8.op import attention_fp8
 from onewave.ops.attention.op import attention, attention_varlen
 
@@ -25,10 +25,6 @@ LUCK = "mbarrier.luck("
 def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, NumpyKernel]:
     """One program, so that it has tiles enough to use every buffer again."""
     return kernels_in_numpy(monkeypatch, programs=1)
-
-
-def randn(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def attend(head_dim: int, **options: Any) -> None:

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from kit.numpy_gpu.mmha_model import quantise_in_numpy
-from kit.operands.mmha import DEVICE, DTYPES, ENGINES, EXACTEST, Case, bits, kernel, randn, reference
+from kit.operands.mmha import DTYPES, ENGINES, EXACTEST, Case, bits, kernel, reference
+from kit.operands.random import DEVICE
+from kit.operands.random import randn_here as randn
 
 pytestmark = [pytest.mark.pairs, *([pytest.mark.gpu] if DEVICE == "cuda" else [])]
 

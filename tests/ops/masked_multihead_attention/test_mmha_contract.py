@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.operands.mmha import DEVICE, DTYPES, ENGINES, EXACTEST, Case, randn
+from kit.operands.mmha import DTYPES, ENGINES, EXACTEST, Case
+from kit.operands.random import DEVICE
+from kit.operands.random import randn_here as randn
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.kv_layout import pack_k
 from onewave.ops.masked_multihead_attention import masked_multihead_attention, op

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kit.operands.random import DEVICE
+from kit.operands.random import randn_here as randn
 from onewave.base.device import Device
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.merge_attention import merge_attention, op, triton_impl
@@ -20,15 +22,10 @@ from onewave.ops.merge_attention import reference as merge_reference
 from onewave.ops.merge_attention.call import MergeCall
 from onewave.ops.merge_attention.choose import choose
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 # The interpreter miscomputes bf16.
 DTYPES = [torch.float16, torch.float32] + ([torch.bfloat16] if DEVICE == "cuda" else [])
 INF = float("inf")
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
 def kernel(outs: list[Tensor] | Tensor, lses: list[Tensor] | Tensor) -> tuple[Tensor, Tensor]:
