@@ -16,8 +16,9 @@ def precompile() -> int:
     from onewave.ops.cpu.team_impl import kernel
 
     modules = (import_module(f"onewave.ops.{name}.numba_impl") for name in _MODULES)
-    kernels = [value for module in modules for value in vars(module).values() if isinstance(value, kernel)]
-    return sum(1 for each in kernels if each.address)
+    values = [value for module in modules for value in vars(module).values()]
+    values += [each for table in values if isinstance(table, dict) for each in table.values()]
+    return sum(1 for value in values if isinstance(value, kernel) and value.address)
 
 
 if __name__ == "__main__":
