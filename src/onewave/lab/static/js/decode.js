@@ -1,10 +1,11 @@
 // The Decode page: a step of one launch as lanes by SM, with hand-offs; move row blocks, reorder a queue, bend the GPU.
 
-import { get, post, postText } from "./api.js";
+import { post, postText } from "./api.js";
+import { Question } from "./asking.js";
 import { shades, showDifferences, showPhases } from "./compare.js";
 import { button, css, field, fileButton, h, number, percent, save, say, select, svg, whole } from "./dom.js";
 import { Lanes, time } from "./lanes.js";
-import { copyLink, remember } from "./route.js";
+import { copyLink } from "./route.js";
 import { TIMELINE_KEYS, Timeline } from "./timeline.js";
 
 const DEFAULTS = { model: "llama-3.2-1b", weights: "compact", batch: 1, context: 512, sms: 132, gpus: 1 };
@@ -13,56 +14,35 @@ const SLIDERS = {
   hand_off: ["Hand-off time", "%", 10, 300],
 };
 const FRESH = () => ({ moves: [], turns: [], turn: 0, held: "", ring: "", bandwidth: 100, hand_off: 100 });
-const state = { asked: { ...DEFAULTS }, changes: FRESH(), found: null, own: null, from: null, queue: 0, twin: null };
-let choices = null;
+const question = new Question("decode", "/api/decode-choices", DEFAULTS);
+const state = { changes: FRESH(), found: null, own: null, from: null, queue: 0, twin: null };
 let root = null;
 let parts = {};
 let latest = 0;
 
 export async function show(panel, query) {
-  const wanted = { ...DEFAULTS };
-  for (const [key, value] of new URLSearchParams(query)) if (key in DEFAULTS) wanted[key] = value.slice(0, 40);
-  if (root && !query) return publish();
-  state.asked = wanted;
-  try {
-    choices ??= await get("/api/decode-choices");
-  } catch (error) {
-    say(error.message, true);
-    return undefined;
-  }
+  if (root && !query) return question.publish();
+  if (!(await question.read(query))) return undefined;
   root = panel;
   build();
   return begin();
 }
 
-const publish = () => remember("decode", new URLSearchParams(state.asked).toString());
-
 function build() {
-  const { asked } = state;
-  const inputs = {
-    model: select(Object.keys(choices.models), asked.model, null, { name: "model" }),
-    weights: select(choices.weights, asked.weights, null, { name: "weights" }),
-    batch: number(asked.batch, 1, 16, null, { name: "batch" }),
-    context: number(asked.context, 0, 1000000, null, { name: "context" }),
-    sms: number(asked.sms, 8, 512, null, { name: "sms" }),
-    gpus: number(asked.gpus, 1, 8, null, { name: "gpus" }),
-  };
-  const names = { model: "Model", weights: "Weights", batch: "Sequences", context: "Tokens before", sms: "SMs", gpus: "GPUs" };
-  const form = h(
-    "form",
-    {
-      class: "bar trace-settings",
-      "aria-label": "Choose a step",
-      onsubmit: (event) => {
-        event.preventDefault();
-        for (const [key, input] of Object.entries(inputs)) state.asked[key] = input.value;
-        state.changes = FRESH();
-        begin();
-      },
-    },
-    ...Object.entries(inputs).map(([key, input]) => field(names[key], input)),
-    h("button", { type: "submit", class: "primary", id: "plan-step" }, "Plan the step"),
-  );
+  const { asked, choices } = question;
+  const inputs = [
+    ["Model", select(Object.keys(choices.models), asked.model, null, { name: "model" })],
+    ["Weights", select(choices.weights, asked.weights, null, { name: "weights" })],
+    ["Sequences", number(asked.batch, 1, 16, null, { name: "batch" })],
+    ["Tokens before", number(asked.context, 0, 1000000, null, { name: "context" })],
+    ["SMs", number(asked.sms, 8, 512, null, { name: "sms" })],
+    ["GPUs", number(asked.gpus, 1, 8, null, { name: "gpus" })],
+  ];
+  const submit = h("button", { type: "submit", class: "primary", id: "plan-step" }, "Plan the step");
+  const form = question.form("Choose a step", inputs, submit, () => {
+    state.changes = FRESH();
+    begin();
+  });
   parts = {
     figures: h("div", { class: "figures five" }),
     proof: h("p", { class: "explain", "aria-live": "polite", id: "proof" }),
@@ -93,7 +73,7 @@ function build() {
     button("Undo all", () => { state.changes = FRESH(); sliders(); ask(); }, { id: "undo-all" }),
     button("Export plan", exportPlan, { id: "export-plan", title: "For onewave tiles verify and bench wave --plan" }),
     fileButton("Open measured trace…", "file-measured", measured),
-    button("Share", async () => { publish(); say(await copyLink()); }),
+    button("Share", async () => { question.publish(); say(await copyLink()); }),
   );
   root.replaceChildren(
     h("div", { class: "intro" }, h("h1", {}, "Decode"), legend()),
@@ -154,9 +134,9 @@ async function ask({ whole: all = false } = {}) {
   const turn = ++latest;
   const start = document.getElementById("plan-step");
   start.disabled = true;
-  const question = { ...state.asked, ...state.changes, layers: all ? choices.models[state.asked.model] : 2 };
+  const layers = all ? question.choices.models[question.asked.model] : 2;
   try {
-    const found = await post("/api/decode", question);
+    const found = await post("/api/decode", { ...question.asked, ...state.changes, layers });
     if (turn === latest) accept(found);
   } catch (error) {
     say(error.message, true);
@@ -169,7 +149,7 @@ function accept(found) {
   parts.proof.textContent = found.proof.ok ? found.proof.message : `Refused: ${found.proof.message}`;
   parts.proof.classList.toggle("bad", !found.proof.ok);
   if (!found.proof.ok) {
-    publish();
+    question.publish();
     return; // the picture stays that of the last plan that can run
   }
   state.found = found;
@@ -181,7 +161,7 @@ function accept(found) {
   queue();
   showPhases(parts.phases, state.lanes, "Phases");
   differences();
-  publish();
+  question.publish();
 }
 
 function figures() {
@@ -361,7 +341,7 @@ function differences() {
 
 async function exportPlan() {
   try {
-    const { plan } = await post("/api/decode-plan", { ...state.asked, ...state.changes, layers: 1 });
+    const { plan } = await post("/api/decode-plan", { ...question.asked, ...state.changes, layers: 1 });
     save("plan.json", plan);
     say("Saved. `onewave tiles verify plan.json` proves it; `onewave bench wave --plan plan.json` runs it.");
   } catch (error) {

@@ -1,59 +1,35 @@
 // The Profile page: what bounds each part of a prompt and of a decode step on a GPU, predicted; roofline and staircase.
 
 import { get } from "./api.js";
+import { Question } from "./asking.js";
 import { Chart } from "./chart.js";
-import { field, h, number, percent, say, select, table } from "./dom.js";
-import { remember } from "./route.js";
+import { h, number, percent, say, select, table } from "./dom.js";
 
 const DEFAULTS = { model: "llama-3.1-8b", gpu: "H200", weights: "compact", tokens: 512, batch: 1, context: 512 };
-const state = { asked: { ...DEFAULTS } };
-let choices = null;
+const question = new Question("profile", "/api/profile-choices", DEFAULTS);
 let root = null;
 let parts = {};
 
 export async function show(panel, query) {
-  const wanted = { ...DEFAULTS };
-  for (const [key, value] of new URLSearchParams(query)) if (key in DEFAULTS) wanted[key] = value.slice(0, 40);
-  if (root && !query) return publish();
-  state.asked = wanted;
-  try {
-    choices ??= await get("/api/profile-choices");
-  } catch (error) {
-    say(error.message, true);
-    return undefined;
-  }
+  if (root && !query) return question.publish();
+  if (!(await question.read(query))) return undefined;
   root = panel;
   build();
   return ask();
 }
 
-const publish = () => remember("profile", new URLSearchParams(state.asked).toString());
-
 function build() {
-  const { asked } = state;
-  const inputs = {
-    model: select(choices.models, asked.model, null, { name: "model" }),
-    gpu: select(choices.gpus, asked.gpu, null, { name: "gpu" }),
-    weights: select(choices.weights, asked.weights, null, { name: "weights" }),
-    tokens: number(asked.tokens, 1, 1048576, null, { name: "tokens" }),
-    batch: number(asked.batch, 1, 16, null, { name: "batch" }),
-    context: number(asked.context, 0, 1000000, null, { name: "context" }),
-  };
-  const names = { model: "Model", gpu: "GPU", weights: "Weights", tokens: "Prompt tokens", batch: "Sequences", context: "Tokens before" };
-  const form = h(
-    "form",
-    {
-      class: "bar trace-settings",
-      "aria-label": "Choose a model and a GPU",
-      onsubmit: (event) => {
-        event.preventDefault();
-        for (const [key, input] of Object.entries(inputs)) state.asked[key] = input.value;
-        ask();
-      },
-    },
-    ...Object.entries(inputs).map(([key, input]) => field(names[key], input)),
-    h("button", { type: "submit", class: "primary", id: "predict" }, "Predict"),
-  );
+  const { asked, choices } = question;
+  const inputs = [
+    ["Model", select(choices.models, asked.model, null, { name: "model" })],
+    ["GPU", select(choices.gpus, asked.gpu, null, { name: "gpu" })],
+    ["Weights", select(choices.weights, asked.weights, null, { name: "weights" })],
+    ["Prompt tokens", number(asked.tokens, 1, 1048576, null, { name: "tokens" })],
+    ["Sequences", number(asked.batch, 1, 16, null, { name: "batch" })],
+    ["Tokens before", number(asked.context, 0, 1000000, null, { name: "context" })],
+  ];
+  const submit = h("button", { type: "submit", class: "primary", id: "predict" }, "Predict");
+  const form = question.form("Choose a model and a GPU", inputs, submit, ask);
   parts = {
     rows: h("section", { class: "card", "aria-label": "Parts" }),
     roofline: h("section", { class: "card", "aria-label": "Roofline" }),
@@ -71,8 +47,8 @@ async function ask() {
   const start = document.getElementById("predict");
   start.disabled = true;
   try {
-    fill(await get("/api/profile", state.asked));
-    publish();
+    fill(await get("/api/profile", question.asked));
+    question.publish();
   } catch (error) {
     say(error.message, true);
   } finally {
@@ -90,9 +66,9 @@ function fill(found) {
     ],
   }));
   const heads = ["part", "a layer", "FLOPs a byte", "of its FLOPs", "of its bandwidth", "bound by"];
-  parts.rows.replaceChildren(h("h2", {}, `${state.asked.model} on ${state.asked.gpu}`), table(heads, rows));
+  parts.rows.replaceChildren(h("h2", {}, `${question.asked.model} on ${question.asked.gpu}`), table(heads, rows));
   const drawn = `data:image/svg+xml;utf8,${encodeURIComponent(found.roofline)}`;
-  parts.roofline.replaceChildren(h("h2", {}, "Roofline"), h("img", { src: drawn, class: "roofline", alt: `Roofline of ${state.asked.gpu}` }));
+  parts.roofline.replaceChildren(h("h2", {}, "Roofline"), h("img", { src: drawn, class: "roofline", alt: `Roofline of ${question.asked.gpu}` }));
   const chart = new Chart(
     { x: found.m, series: { "gate and up": found.us }, bound: null },
     {
