@@ -14,11 +14,13 @@ from typer.testing import CliRunner
 from kit.models.tiny_decoders import BASE, in_float32, random_model
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError
 from onewave.base.settings import Settings
+from onewave.base.weight_formats import NIBBLES, GroupRounding
 from onewave.bench import ceilings
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
 from onewave.bench.engine import wave as bench
 from onewave.bench.engine.compiled_step import compiled_step
+from onewave.bench.engine.random_codes import q4_k_m, random_codes
 from onewave.bench.engine.wave import WaveCase, WaveResult, in_pages, measure_wave
 from onewave.bench.ops.ffn import FFNResult, FFNShape, measure_ffn
 from onewave.cli.bench import wave as bench_wave
@@ -27,11 +29,12 @@ from onewave.cli.bench.report import Results
 from onewave.cli.main import app
 from onewave.engine.load import choices as engine_options
 from onewave.engine.load import wave as load_module
+from onewave.engine.load.options import LoadOptions
 from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import Batch
 from onewave.models.config.read import load_config
 from onewave.models.llama import Llama
-from onewave.models.llama_plan import hand_offs
+from onewave.models.llama_plan import hand_offs, plan_program
 from onewave.weights.fetch.sources import resolve
 
 CPU = torch.device("cpu")
@@ -187,3 +190,25 @@ def test_without_a_gpu_both_say_what_they_need() -> None:
 def test_a_shape_that_is_no_three_numbers_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="rows,hidden,intermediate"):
         bench_ffn("ffn", ["8,4096"], device=CPU, dtype=torch.bfloat16, reps=1, out=Results())
+
+
+@pytest.mark.parametrize("form", [NIBBLES[128, False], None], ids=["int4", "q4_k_m"])
+def test_random_codes_are_a_model_of_the_format(form: GroupRounding | None) -> None:
+    form = form or q4_k_m(BASE)
+    options = LoadOptions(torch.bfloat16, CPU, weight_format=form, max_model_len=64)
+    program = plan_program(BASE, batch=1, workers=3, weight_bytes=form.weight_bytes, widths=options.widths)
+    made = random_codes(BASE, program, options)
+    kv = made.model.new_cache(num_slots=1, capacity=64)
+    logits = made.model.forward(Batch.prefill([(0, [5, 90, 3], 0)], CPU), kv)
+    assert 0.01 < logits.std() < 100
+    assert 0.01 < made.model.weights.layers[0].down.dense().float().std() < 0.03
+
+
+def test_the_mix_of_q4_k_m_is_llama_cpps() -> None:
+    wide = dict(q4_k_m(replace(BASE, num_layers=32, layer_windows=(None,) * 32)).widths)
+    more = [*range(4), 6, 9, 12, 15, 18, 21, 24, 27, *range(28, 32)]
+    assert wide == {"head": 2} | {f"{name}{layer}": 2 for layer in more for name in ("qkv", "down")}
+    assert isinstance(
+        CliRunner().invoke(app, ["bench", "wave", "--quantization", "q4_k_m", "--compact"]).exception,
+        InvalidArgumentError,
+    )

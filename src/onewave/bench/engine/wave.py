@@ -16,6 +16,7 @@ from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import Summary, time_calls
 from onewave.bench.engine.compiled_step import compiled_step
 from onewave.bench.engine.latency import decode_weight_bytes, kv_bytes_read
+from onewave.bench.engine.random_codes import Q4_K_M
 from onewave.bench.ledger import Measurement
 from onewave.engine.load.options import NAMES_8_BITS
 from onewave.engine.load.self_check import self_check
@@ -73,7 +74,7 @@ class WaveResult:
             "batch_size": self.batch,
             "context": self.context,
             "dtype": dtype,
-            "quantization": self.weights if self.weights in ROUNDINGS else None,
+            "quantization": self.weights if self.weights in (*ROUNDINGS, Q4_K_M) else None,
             "kv_cache_dtype": self.kv_dtype or dtype,
             "compact": self.weights == COMPACT.name and self.path.startswith("wave"),
             "bytes_per_step": self.step_bytes,

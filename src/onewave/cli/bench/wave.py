@@ -10,7 +10,7 @@ import typer
 
 from onewave.base.errors import CapacityError, InvalidArgumentError, OnewaveError, OutOfReachError, UnsupportedError
 from onewave.base.settings import Settings
-from onewave.base.weight_formats import find_rounding
+from onewave.base.weight_formats import WeightFormat, find_rounding
 from onewave.cli import options
 from onewave.cli.bench.plans import time_plans
 from onewave.cli.bench.report import Reps, Results, ceiling_line, make_current, name_of, numbers, show_status
@@ -38,7 +38,14 @@ def wave(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     load_format: options.LoadFormat = "auto",
-    quantization: options.Quantization = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            "--quantization",
+            help="int8, fp8 or int4, as of other commands; of dummy weights also q4_k_m, llama.cpp's mix of four and"
+            " six bits. Dummy weights of four bits are random codes.",
+        ),
+    ] = None,
     kv_cache_dtype: options.KvCacheDtype = "auto",
     compact: options.Compact = None,
     trace: Annotated[
@@ -75,7 +82,12 @@ def wave(
         raise InvalidArgumentError("--torch-compile", got=f"--quantization {quantization}", allowed=allowed)
     if page_size is not None and page_size not in PAGES:
         raise InvalidArgumentError("--page-size", got=str(page_size), allowed=", ".join(map(str, PAGES)))
-    find_rounding(quantization)
+    dummy = model in sources.builtin_names() or load_format == "dummy"
+    if quantization != "q4_k_m":
+        find_rounding(quantization)
+    elif not dummy or compact is not None:
+        got = f"q4_k_m with {'--compact or --no-compact' if dummy else 'the weights of a checkpoint'}"
+        raise InvalidArgumentError("--quantization", got=got, allowed="q4_k_m of dummy weights alone")
     check_kv_cache_dtype(kv_cache_dtype)
     if kv_cache_dtype != "auto" and (page_size is not None or torch_compile):
         raise InvalidArgumentError(
@@ -84,8 +96,9 @@ def wave(
     check_dtype(dtype)
     check_device(device)
     batches, contexts = numbers("--batch-size", batch_size, 1), numbers("--context", context)
-    chosen = "dummy" if model in sources.builtin_names() else load_format
+    chosen = "dummy" if dummy else load_format
     from onewave.bench.ceilings import read_bandwidth
+    from onewave.bench.engine.random_codes import Q4_K_M, q4_k_m, random_codes
     from onewave.bench.engine.wave import WaveCase, keep_in, measure_wave
     from onewave.engine.load.checkpoint import load_model
     from onewave.engine.load.choices import (
@@ -96,7 +109,7 @@ def wave(
         choose_weight_format,
     )
     from onewave.engine.load.options import LoadOptions
-    from onewave.engine.load.wave import load_streamed
+    from onewave.engine.load.wave import load_streamed, program_of
     from onewave.memory.shortage import is_out_of_memory
     from onewave.models.config.read import load_config
     from onewave.models.llama_plan import unsupported_because
@@ -126,7 +139,10 @@ def wave(
     try:
         for batch in batches:
             made = network = stream = None  # a stream is packed for its batch, and is the model's only copy
-            weight_format = choose_weight_format(quantization, compact, dtype=kind, decode="wave")
+            if quantization == Q4_K_M:
+                weight_format: WeightFormat | None = q4_k_m(config)
+            else:
+                weight_format = choose_weight_format(quantization, compact, dtype=kind, decode="wave")
             how = LoadOptions(
                 dtype=kind,
                 device=where,
@@ -138,6 +154,9 @@ def wave(
             )
             if weight_format is None:
                 plain = network = plain or load_model(location, config, how)
+            elif dummy and weight_format.weight_bytes < 1:
+                made = random_codes(config, program_of(config, how), how)
+                network, stream = made.model, made.stream
             else:
                 try:
                     made = load_streamed(location, config, how)

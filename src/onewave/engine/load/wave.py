@@ -75,7 +75,7 @@ def load_streamed(
     Raises what load_model raises.
     """
     with options.times.phase("program and kernels"):
-        program = _program(config, options)
+        program = program_of(config, options)
     with options.times.phase("weights"), open_parts(location, config, options) as parts:
         if not isinstance(options.weight_format, MixedFormat):
             return stream_model(parts, config, program, options, report=report)
@@ -142,7 +142,7 @@ def _has_room(stream: WeightStream) -> bool:
     return 2 * stream.unpacked_bytes <= free
 
 
-def _program(config: ModelConfig, options: LoadOptions) -> WaveProgram:
+def program_of(config: ModelConfig, options: LoadOptions) -> WaveProgram:
     """The step's program, from the cache; where it is not there, kernels compile while it is planned."""
     batch, width = options.max_num_seqs, options.weight_bytes
     available = launch.co_resident(options.device)
