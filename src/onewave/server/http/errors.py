@@ -121,13 +121,17 @@ async def _mistake(request: Request, error: Exception) -> Response:
 
 def _of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """The first few mistakes in a body, each with its place."""
-    unknown = [_place(error) for error in errors if error.get("type") == "extra_forbidden"]
+    # Beside a `type` that is not allowed every other field is unknown: the type is to blame.
+    strange = [error for error in errors if error["type"] == "literal_error" and error["loc"][-1] == "type"]
+    beside = {tuple(error["loc"][:-1]) for error in errors if error["type"] == "extra_forbidden"}
+    errors = [error for error in strange if tuple(error["loc"][:-1]) in beside] or errors
+    unknown = [_place(error) for error in errors if error["type"] == "extra_forbidden"]
     if unknown:
         message = (
             f"unknown field {', '.join(unknown[:10])}: it might change the answer, and this server has no such field"
         )
         return ApiError(400, message, code="unknown_field", param=unknown[0])
-    if any(error.get("type") == "json_invalid" for error in errors):
+    if any(error["type"] == "json_invalid" for error in errors):
         return ApiError(400, "the body is no JSON", code="invalid_json")
     lines = [f"{_place(error) or 'body'}: {str(error.get('msg'))[:200]}" for error in errors[:3]]
     param = _place(errors[0]) if errors else None
