@@ -145,6 +145,36 @@ def test_the_missing_content_of_a_tools_call_is_none_for_who_asks_and_nothing_fo
     assert "None" not in with_template(plain).render_chat(talk)
 
 
+@pytest.mark.parametrize(
+    ("writes", "said"),
+    [
+        ("{{ m.content is none or m.content | length }}{{ m.content | length }}{{ m.tool_calls }}", "f"),
+        ("{{ '' + m.content }}{{ m.tool_calls }}", "f"),
+        ("{{ '' + m.content }}", None),
+    ],
+    ids=["asks and takes its length", "adds it", "has no calls"],
+)
+def test_a_template_that_fails_without_content_gets_an_empty_one_if_the_calls_stay(
+    writes: str, said: str | None
+) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    talk = [*user("x"), {"role": "assistant", "content": None, "tool_calls": [call]}]
+    tokenizer = with_template("{% for m in messages %}" + writes + "{% endfor %}")
+    if said is None:
+        with pytest.raises(TokenizerError, match="chat template: failed"):
+            tokenizer.render_chat(talk)
+    else:
+        assert f"'name': '{said}'" in tokenizer.render_chat(talk)
+
+
+def test_parts_that_a_template_gets_by_name_are_not_joined() -> None:
+    tokenizer = with_template(
+        "{% for m in messages %}{% for p in m.get('content') %}{{ p.text }}{% endfor %}{% endfor %}"
+    )
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
+    assert tokenizer.render_chat(user(parts)) == "a b"
+
+
 def test_named_templates_are_chosen_by_name_and_by_tools(tmp_path: Path) -> None:
     listed = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     tokenizer = Tokenizer(hf_tokenizer_parts(byte_level_directory(tmp_path, WORDS, chat_template=listed)))

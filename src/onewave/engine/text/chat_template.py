@@ -135,7 +135,7 @@ class ChatTemplate:
         """Lay out a conversation. Raises InvalidArgumentError for malformed messages, TokenizerError when the
         template fails."""
         try:
-            checked = [self._flatten(message) for message in _check_messages(messages)]
+            checked = _check_messages(messages)
             given = {name: _plain(value, name) for name, value in variables.items()}
         except RecursionError as error:
             raise InvalidArgumentError("messages", got="nested without end, or hundreds of levels deep") from error
@@ -144,11 +144,30 @@ class ChatTemplate:
             "documents": None,
             **self._special_tokens,
             **_by_operator(given),
-            "messages": [_with_writers(message) for message in checked],
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self._run(context)
+        try:
+            text = self._lay_out(checked, context)
+        except TokenizerError:
+            # Some templates take a content of None beside calls of tools neither so nor left out.
+            nulls = [message.get("content", "") is None for message in checked]
+            filled = [
+                {**message, "content": ""} if null else message for message, null in zip(checked, nulls, strict=True)
+            ]
+            if not any(nulls) or self._loses_calls(filled, context):
+                raise
+            text = self._lay_out(filled, context)
         return RenderedChat(str.__str__(text), writers_of(text), self._tags)
+
+    def _loses_calls(self, messages: Sequence[dict[str, Any]], context: dict[str, Any]) -> bool:
+        """Whether a template writes the same without what messages without content call."""
+        bare = [{k: v for k, v in message.items() if message["content"] or k != "tool_calls"} for message in messages]
+        with suppress(TokenizerError):
+            return self._lay_out(messages, context) == self._lay_out(bare, context)
+        return False
+
+    def _lay_out(self, messages: Iterable[dict[str, Any]], context: dict[str, Any]) -> str:
+        return self._run({**context, "messages": [_with_writers(self._flatten(message)) for message in messages]})
 
     def _run(self, context: dict[str, Any]) -> str:
         chunks: list[str] = []
@@ -323,6 +342,8 @@ def _content_in(tree: nodes.Template) -> Callable[[nodes.Node | None], bool]:
             return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
         if isinstance(node, nodes.Getattr):
             return node.attr == "content"
+        if isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr) and node.node.attr == "get":
+            return bool(node.args) and isinstance(node.args[0], nodes.Const) and node.args[0].value == "content"
         return isinstance(node, nodes.Name) and node.name in aliases
 
     aliases: set[str] = {"content"}
