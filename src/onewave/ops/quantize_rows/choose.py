@@ -10,6 +10,8 @@ from torch import Tensor
 from onewave.ops.choice import Asked, Call, Choice, Counted, because, empty_on_meta
 
 _MAX_COLS = 1 << 16
+_THREAD_COLUMNS = 32 * 4
+"""Columns of a block for each warp: a thread loads four numbers at once."""
 _ON_CPU = Choice("reference", "reference", "quantize_rows/reference.py", (because("PyTorch's operators on a CPU"),))
 _ON_GPU = Choice(
     "reference", "reference", "quantize_rows/reference.py", (because("float8 before sm_89, rows beyond 65,536"),)
@@ -38,15 +40,16 @@ class QuantizeCall(Call):
 
 @dataclass(frozen=True)
 class RowChoice(Counted, Choice):
-    """quantize_kernel: a program owns a row of `block` columns."""
+    """quantize_kernel: a program owns a row of `blocks` times `block` columns."""
 
     block: int
+    blocks: int
     num_warps: int
     num_programs: int
 
     @property
     def tile(self) -> str:
-        return f"1 row of {self.block}, {self.num_warps} warps"
+        return f"1 row of {self.blocks} x {self.block}, {self.num_warps} warps"
 
 
 def choose(call: QuantizeCall) -> Choice:
@@ -57,10 +60,12 @@ def choose(call: QuantizeCall) -> Choice:
     assert capability is not None
     if (call.dtype is not torch.int8 and capability < (8, 9)) or call.cols > _MAX_COLS:
         return _ON_GPU
-    block = max(16, 1 << max(0, call.cols - 1).bit_length())
-    warps = 4 if block <= 4096 else 8 if block <= 8192 else 16
+    whole = max(16, 1 << max(0, call.cols - 1).bit_length())
+    warps = 4 if whole <= 4096 else 8 if whole <= 8192 else 16
+    # Of a longer row what is beyond its end would be computed too: 14,336 columns are seven blocks.
+    block = whole if whole <= 4096 else warps * _THREAD_COLUMNS
     kernel = "quantize_rows/triton_impl.py: quantize_kernel"
-    return RowChoice("triton", "triton_impl", kernel, (_WHY,), block, warps, len(call.x))
+    return RowChoice("triton", "triton_impl", kernel, (_WHY,), block, -(-call.cols // block), warps, len(call.x))
 
 
 def describe(asked: Asked) -> QuantizeCall:

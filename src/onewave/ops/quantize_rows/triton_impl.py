@@ -4,7 +4,8 @@ constexpr  meaning [unit] (allowed values)
 OWN        whether a row's scale comes from its largest magnitude (False: the given one)
 FP8        whether codes are e4m3, else int8
 GATED      whether x is gate and up, and SwiGLU of both is quantised
-BLOCK      columns, padded to a power of two
+BLOCK      columns of a block [elements] (a power of two)
+BLOCKS     blocks of a row; what the last one has beyond it is masked
 PDL        whether launches overlap (programmatic dependent launch; False, True)
 """
 
@@ -22,47 +23,75 @@ from onewave.ops.quantize_rows.reference import EMPTY_SCALE, LARGEST, SMALLEST_S
 
 
 @triton.jit
-def divided(x, scale):
+def divided(x, scale, SMALL: tl.constexpr):
     """x / scale, rounded as a division is (scale: one number of 2^-100 or more), without its unit: the quotient of the
-    reciprocal, corrected by its remainder. Source: Markstein 1990, IBM J. Res. Dev. 34(1)."""
+    reciprocal, corrected by its remainder. SMALL: it is below 1024, or no number. Source: Markstein 1990, IBM J. Res.
+    Dev. 34(1)."""
     inverse = tl.div_rn(1.0, scale)
     rough = x * inverse
     exact = tl.fma(tl.fma(-rough, scale, x), inverse, rough)
-    # Beyond all codes a remainder may be no number.
-    return tl.where(tl.abs(rough) < 1024.0, exact, rough)
+    if not SMALL:
+        # Beyond all codes a remainder may be no number.
+        exact = tl.where(tl.abs(rough) < 1024.0, exact, rough)
+    return exact
+
+
+@triton.jit
+def scale_of(largest, bound, empty_scale, smallest):
+    """The scale of a row whose largest magnitude is the maximum of `largest`, in which a NaN outdoes all."""
+    # As whole numbers NaNs are the largest.
+    whole = tl.max(largest.to(tl.int32, bitcast=True), axis=0)
+    scale = tl.div_rn(whole.to(tl.float32, bitcast=True), bound)
+    return tl.where(scale < smallest, empty_scale, scale)
+
+
+@triton.jit
+def codes_of(x, scale, OWN: tl.constexpr, FP8: tl.constexpr):
+    """Codes of x by a scale. OWN: no |x| is above its share of the scale, so that little has to be clipped."""
+    values = divided(x, scale, OWN)
+    if FP8:
+        if not OWN:
+            # Compared so that NaN stays.
+            values = tl.where(values < -448.0, -448.0, tl.where(values > 448.0, 448.0, values))
+        codes = values.to(tl.float8e4nv)
+    else:
+        values = tl.minimum(tl.where(values != values, 0.0, values), 127.0)
+        if not OWN:
+            values = tl.maximum(values, -128.0)
+        # Added to 1.5 * 2^23, a number's whole part is the sum's last bits, rounded.
+        codes = (values + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
+    return codes
 
 
 @triton.jit
 def quantize_kernel(
-    x_ptr, given_ptr, codes_ptr, scale_ptr, cols, stride, largest, empty_scale, smallest,
-    OWN: tl.constexpr, FP8: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, given_ptr, codes_ptr, scale_ptr, cols, stride, bound, empty_scale, smallest,
+    OWN: tl.constexpr, FP8: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     after_last(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    inside = column < cols
-    x = tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)
-    if GATED:
-        up = tl.load(x_ptr + row * stride + cols + column, mask=inside, other=0.0).to(tl.float32)
-        x = (x / (1.0 + tl.exp(-x)) * up).to(x_ptr.dtype.element_ty).to(tl.float32)
+    largest = tl.zeros([BLOCK], tl.float32)
+    values = ()
+    for block in tl.static_range(BLOCKS):
+        inside = block * BLOCK + column < cols
+        x_at = x_ptr + row * stride + block * BLOCK + column
+        x = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
+        if GATED:
+            up = tl.load(x_at + cols, mask=inside, other=0.0).to(tl.float32)
+            x = (x / (1.0 + tl.exp(-x)) * up).to(x_ptr.dtype.element_ty).to(tl.float32)
+        if OWN:
+            largest = tl.maximum(largest, tl.abs(x), propagate_nan=tl.PropagateNan.ALL)
+        values = values + (x,)
     if OWN:
-        # A largest number of NaNs would be the other one.
-        wrong = tl.max((x != x).to(tl.int32), axis=0)
-        scale = tl.div_rn(tl.max(tl.abs(x), axis=0), largest)
-        scale = tl.where(wrong > 0, float("nan"), tl.where(scale < smallest, empty_scale, scale))
+        scale = scale_of(largest, bound, empty_scale, smallest)
         tl.store(scale_ptr + row, scale)
     else:
         scale = tl.load(given_ptr)
-    values = divided(x, scale)
-    codes_at = codes_ptr + row * cols + column
-    if FP8:
-        # Compared so that NaN stays.
-        values = tl.where(values < -448.0, -448.0, tl.where(values > 448.0, 448.0, values))
-        tl.store(codes_at, values.to(tl.float8e4nv), mask=inside)
-    else:
-        values = tl.minimum(tl.maximum(tl.where(values != values, 0.0, values), -128.0), 127.0)
-        # Added to 1.5 * 2^23, a number's whole part is the sum's last bits, rounded.
-        tl.store(codes_at, (values + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8), mask=inside)
+    for block in tl.static_range(BLOCKS):
+        codes_at = codes_ptr + row * cols + block * BLOCK + column
+        tl.store(codes_at, codes_of(values[block], scale, OWN, FP8), mask=block * BLOCK + column < cols)
 
 
 def run(call: QuantizeCall, choice: RowChoice) -> tuple[Tensor, Tensor]:
@@ -76,6 +105,6 @@ def run(call: QuantizeCall, choice: RowChoice) -> tuple[Tensor, Tensor]:
     launch_kernel(
         quantize_kernel, (choice.num_programs,), x, scale, codes, scales, call.cols, x.stride(0), LARGEST[call.dtype],
         EMPTY_SCALE, SMALLEST_SCALE, OWN=scale is None, FP8=call.dtype is not torch.int8, GATED=call.swiglu,
-        BLOCK=choice.block, num_warps=choice.num_warps, **dependent_launch(codes),
+        BLOCK=choice.block, BLOCKS=choice.blocks, num_warps=choice.num_warps, **dependent_launch(codes),
     )  # fmt: skip
     return codes, scales
