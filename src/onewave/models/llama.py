@@ -28,8 +28,9 @@ from onewave.ops.attention.choose import reads_pages
 from onewave.ops.decode_attention import decode_attention
 from onewave.ops.dequantise_pages import dequantise_pages
 from onewave.ops.embedding import embedding
-from onewave.ops.linear import LinearWeight, PackedWeight, linear
-from onewave.ops.post_attention import PostAttentionWeights, post_attention
+from onewave.ops.linear import LinearWeight, PackedWeight, linear, linear_of_rows
+from onewave.ops.post_attention import PostAttentionWeights, post_attention_rows
+from onewave.ops.quantize_rows import QuantizedRows
 from onewave.ops.rms_norm import rms_norm
 
 if TYPE_CHECKING:
@@ -100,12 +101,13 @@ class LlamaWeights:
     def post_attention(self) -> tuple[PostAttentionWeights, ...]:
         """Of each layer, what comes behind attention, up to the next layer's first norm or the last norm."""
         norms = (*(layer.input_norm for layer in self.layers[1:]), self.norm)
+        matrices = (*(layer.qkv for layer in self.layers[1:]), None)
         return tuple(
             PostAttentionWeights(
                 layer.o, layer.post_norm, layer.gate_up, layer.down, next_norm, layer.o_bias, layer.gate_up_bias,
-                layer.down_bias,
+                layer.down_bias, following,
             )
-            for layer, next_norm in zip(self.layers, norms, strict=True)
+            for layer, next_norm, following in zip(self.layers, norms, matrices, strict=True)
         )  # fmt: skip
 
 
@@ -207,12 +209,12 @@ class Llama:
         """Return what the head multiplies, [tokens, hidden]: every layer's, and the last norm's."""
         batch, kv, residual, rotary, places, reads = given
         config, weights = self.config, self.weights
-        normed = rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps)
+        normed: Tensor | QuantizedRows = rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps)
         for index, layer in enumerate(weights.layers):
             cache = kv.layer(index)
             queries = append_kv(
                 # The bias goes in before the product is rounded to 16 bits, not after.
-                linear(normed, layer.qkv, layer.qkv_bias),
+                linear_of_rows(normed, layer.qkv, layer.qkv_bias),
                 rotary,
                 cache.k,
                 cache.v,
@@ -227,7 +229,9 @@ class Llama:
                 v_scale=cache.v_scale,
             )
             attended = self._attend(batch, reads, queries, cache, kv.wide, config.layer_windows[index])
-            normed, residual = post_attention(attended, residual, weights.post_attention[index], config.rms_norm_eps)
+            behind = weights.post_attention[index]
+            normed, residual = post_attention_rows(attended, residual, behind, config.rms_norm_eps)
+        assert isinstance(normed, Tensor)  # the last one has no next matrix
         return normed
 
     def _logits(self, normed: Tensor) -> Tensor:

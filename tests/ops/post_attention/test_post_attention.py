@@ -15,8 +15,11 @@ from kit.operands.random import randn
 from kit.paths import ROOT
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops import PostAttentionWeights, add_rms_norm, explain, linear, post_attention, swiglu
-from onewave.ops.post_attention import measured
+from onewave.ops.linear import linear_of_rows
+from onewave.ops.post_attention import measured, post_attention_rows
 from onewave.ops.post_attention.measured import MEASURED, Layer, Measured, fastest, table_lines
+from onewave.ops.quantize_rows import QuantizedRows
+from onewave.ops.scaled_linear import ScaledMatrix, ScaledPart
 
 H200 = Layer(4096, 4096, 14336, "bfloat16", "NVIDIA H200")
 
@@ -40,6 +43,18 @@ def test_it_is_the_operators_one_after_the_other(backend: str, bias: bool) -> No
     expected = add_rms_norm(update, stream, weights.next_norm, 1e-5)
     for found, right in zip(post_attention(attended, residual, weights, 1e-5, backend=backend), expected, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-3)
+
+
+def test_rows_come_quantised_where_the_next_matrix_would_quantise_them() -> None:
+    attended, residual, weights = operands()
+    plain, total = post_attention(attended, residual, weights, 1e-5)
+    codes = torch.ones(8, 128, dtype=torch.int8)
+    for x_scale in (None, torch.ones(1)):
+        matrix = ScaledMatrix((ScaledPart(codes, torch.ones(8), x_scale),))
+        found, stream = post_attention_rows(attended, residual, replace(weights, next_matrix=matrix), 1e-5)
+        assert torch.equal(stream, total)
+        assert isinstance(found, QuantizedRows) == (x_scale is None)
+        assert torch.equal(linear_of_rows(found, matrix), matrix.multiply(plain))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from onewave.ops.swiglu import swiglu
 FP8 = torch.float8_e4m3fn
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
+# The interpreter's float8 rounds down, so a GPU alone runs both.
+KINDS = (torch.int8, FP8) if GPU else (torch.int8,)
 pytestmark = [pytest.mark.pairs, *([pytest.mark.gpu] if GPU else [])]
 
 
@@ -66,15 +68,14 @@ def test_a_given_scale_is_kept_and_clips(kind: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("given", [False, True])
-@pytest.mark.parametrize("cols", [1, 129])
+@pytest.mark.parametrize("cols", [1, 4100], ids=["one block", "five blocks"])
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow", "ignore:All-NaN")
 def test_the_kernel_equals_the_reference(dtype: torch.dtype, gated: bool, given: bool, cols: int) -> None:
     from onewave.ops.quantize_rows import triton_impl
 
     x = rows(6, cols * (1 + gated), dtype)
     scale = torch.tensor([0.05], device=DEVICE) if given else None
-    # The interpreter's float8 rounds down, so a GPU alone runs both.
-    for kind in (torch.int8, FP8) if GPU else (torch.int8,):
+    for kind in KINDS:
         call = QuantizeCall(x, kind, scale, gated, described=Device((9, 0), 132))
         choice = choosing.choose(call)
         found, right = triton_impl.run(call, choice), reference.run(call, choice)
@@ -89,3 +90,22 @@ def test_swiglu_in_the_same_pass_gives_its_codes(kind: torch.dtype) -> None:
     x = rows(5, 64, torch.float32)[[0, 1, 4]]
     for found, right in zip(quantize_rows(x, kind, swiglu=True), quantize_rows(swiglu(x), kind), strict=True):
         assert torch.equal(found.float(), right.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow", "ignore:All-NaN")
+def test_a_norm_that_quantises_gives_the_codes_of_both_in_turn(dtype: torch.dtype) -> None:
+    from onewave.ops.quantize_rows import triton_impl
+    from onewave.ops.rms_norm import triton_impl as norms
+
+    x, residual, gain = rows(6, 300, dtype), rows(6, 300, torch.float32), rows(6, 300, dtype)[4]
+    for kind in KINDS:
+        normed, total = norms.add_rms_norm(x, residual, gain, 1e-5)
+        call = QuantizeCall(normed, kind, described=Device((9, 0), 132))
+        codes, scale = triton_impl.run(call, choosing.choose(call))
+        found = norms.add_rms_norm_quantized(x, residual, gain, 1e-5, kind)
+        assert torch.equal(found[2].nan_to_num(7.0), total.nan_to_num(7.0))
+        # On a GPU squares may be added in another order, and a number of the norm be its neighbour.
+        difference = (found[0].float() - codes.float()).nan_to_num()
+        assert difference.abs().max() <= (0 if not GPU else 1 if kind is torch.int8 else 32)
+        assert torch.allclose(found[1], scale, rtol=0.01 if GPU else 0, atol=0, equal_nan=True)

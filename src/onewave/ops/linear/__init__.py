@@ -1,4 +1,4 @@
-from onewave.ops.linear.op import LinearWeight, linear, linear_of_swiglu, linear_swiglu
+from onewave.ops.linear.op import LinearWeight, linear, linear_of_rows, linear_of_swiglu, linear_swiglu
 from onewave.ops.linear.packed import PackedWeight, can_pack, has_finite_scales, pack, pack_dense, stack
 
 __all__ = [
@@ -7,6 +7,7 @@ __all__ = [
     "can_pack",
     "has_finite_scales",
     "linear",
+    "linear_of_rows",
     "linear_of_swiglu",
     "linear_swiglu",
     "pack",

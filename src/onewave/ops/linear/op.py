@@ -13,6 +13,7 @@ from onewave.ops.library import check_tensors, is_watched, outside_autocast, ref
 from onewave.ops.linear.choose import LinearCall, choose
 from onewave.ops.linear.packed import PackedWeight
 from onewave.ops.prepared import prepared
+from onewave.ops.quantize_rows import QuantizedRows
 from onewave.ops.scaled_linear.matrix import ScaledMatrix
 from onewave.ops.swiglu import swiglu
 
@@ -59,6 +60,17 @@ def linear(
     if is_watched(x, weight, bias):
         return torch.ops.onewave.linear(x, weight, bias, out_dtype)
     return _dense(x, weight, bias, out_dtype)
+
+
+def linear_of_rows(
+    x: Tensor | QuantizedRows, weight: LinearWeight | StreamMatrix, bias: Tensor | None = None
+) -> Tensor:
+    """linear, also of rows that a ScaledMatrix has had quantised already (`row_codes`). Raises ShapeError,
+    UnsupportedError."""
+    if isinstance(x, QuantizedRows):
+        assert isinstance(weight, ScaledMatrix)
+        return weight.multiply(x, bias)
+    return linear(x, weight, bias)
 
 
 def linear_of_swiglu(gate_up: Tensor, weight: ScaledMatrix, bias: Tensor | None = None) -> Tensor:

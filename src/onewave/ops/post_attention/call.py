@@ -33,6 +33,7 @@ class PostAttentionWeights:
     """What a decoder layer has behind attention, and the gain of the next layer's first norm (or of the last norm).
 
     Matrices are [out, in] and whatever `linear` takes; gate_up stacks gate and up rows. Norms and biases: one row.
+    next_matrix: what multiplies the normed rows; if it quantises them by row they may come quantised.
     """
 
     o: Matrix
@@ -43,6 +44,7 @@ class PostAttentionWeights:
     o_bias: Tensor | None = None
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    next_matrix: Matrix | None = None
 
     @property
     def matrices(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from onewave.ops.backends import load
 from onewave.ops.library import is_watched
 from onewave.ops.post_attention.call import PostAttentionCall, PostAttentionWeights, check
+from onewave.ops.quantize_rows import QuantizedRows
 
 
 def post_attention(
@@ -38,7 +39,22 @@ def post_attention(
     call = PostAttentionCall.of(
         attended=attended, residual=residual, weights=weights, eps=eps, order=order, policy=policy, backend=backend
     )
-    if backend == "auto" and (not attended.is_cuda or is_watched(attended, residual, weights.post_norm)):
+    normed, total = _run(call)
+    assert isinstance(normed, Tensor), "quantised rows: weights.next_matrix is for post_attention_rows"
+    return normed, total
+
+
+def post_attention_rows(
+    attended: Tensor, residual: Tensor, weights: PostAttentionWeights, eps: float
+) -> tuple[Tensor | QuantizedRows, Tensor]:
+    """post_attention, the normed rows quantised where weights.next_matrix would do so (ScaledMatrix.row_codes), for
+    `linear_of_rows`. Raises as post_attention."""
+    return _run(PostAttentionCall.of(attended=attended, residual=residual, weights=weights, eps=eps))
+
+
+def _run(call: PostAttentionCall) -> tuple[Tensor | QuantizedRows, Tensor]:
+    attended, weights, backend = call.attended, call.weights, call.backend
+    if backend == "auto" and (not attended.is_cuda or is_watched(attended, call.residual, weights.post_norm)):
         return load("post_attention", "separate").run(call)  # each operator checks, and is seen, for itself
     if backend in ("auto", "chain"):
         call = replace(call, weights=weights.unpacked())

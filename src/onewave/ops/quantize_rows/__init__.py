@@ -1,3 +1,3 @@
-from onewave.ops.quantize_rows.op import quantize_rows
+from onewave.ops.quantize_rows.op import QuantizedRows, quantize_rows
 
-__all__ = ["quantize_rows"]
+__all__ = ["QuantizedRows", "quantize_rows"]

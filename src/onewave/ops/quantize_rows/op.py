@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,16 @@ from onewave.ops.backends import load
 from onewave.ops.library import check_one_device, check_optional, check_tensors, is_watched, register
 from onewave.ops.prepared import prepared
 from onewave.ops.quantize_rows.choose import QuantizeCall, choose
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedRows:
+    """What quantize_rows gives for rows of a dtype, each by its own scale."""
+
+    codes: Tensor
+    scale: Tensor
+    dtype: torch.dtype
+
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _CODES = (torch.int8, torch.float8_e4m3fn)

@@ -40,6 +40,14 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     Returns (normed, x + residual), both of x's shape: normed in the weight's dtype, the sum in the residual's,
     rounded before it is normalised. Raises as rms_norm.
     """
+    eps = check_added(x, residual, weight, eps)
+    if is_watched(x, residual, weight):
+        return torch.ops.onewave.add_rms_norm(x, residual, weight, eps)
+    return _add_rms_norm(x, residual, weight, eps)
+
+
+def check_added(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> float:
+    """Check what add_rms_norm takes; return eps, of whatever kind of number. Raises as add_rms_norm."""
     eps = _check("add_rms_norm", x, weight, eps)
     check_tensors("add_rms_norm", residual=residual)
     if residual.shape != x.shape:
@@ -48,9 +56,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         got = f"{residual.dtype} on {residual.device}"
         allowed = f"{x.dtype} or float32 on {x.device}"
         raise UnsupportedError("add_rms_norm: residual", got=got, allowed=allowed)
-    if is_watched(x, residual, weight):
-        return torch.ops.onewave.add_rms_norm(x, residual, weight, eps)
-    return _add_rms_norm(x, residual, weight, eps)
+    return eps
 
 
 def _check(name: str, x: Tensor, weight: Tensor, eps: float) -> float:

@@ -1,4 +1,5 @@
-"""RMSNorm in Triton: one program a row, the row in registers, one pass over memory."""
+"""RMSNorm in Triton, also of rows that are quantised then: one program a row, the row in registers, one pass over
+memory."""
 
 from __future__ import annotations
 
@@ -9,7 +10,25 @@ from torch import Tensor
 
 from onewave.gpu.dependent_launch import after_last, dependent_launch
 from onewave.gpu.launch import launch_kernel
+from onewave.ops.quantize_rows.reference import EMPTY_SCALE, LARGEST, SMALLEST_SCALE
+from onewave.ops.quantize_rows.triton_impl import codes_of, scale_of
 from onewave.ops.rms_norm.choose import tile_of
+
+
+@triton.jit
+def normed_row(x_ptr, residual_ptr, weight_ptr, total_ptr, start, column, inside, hidden, eps, ADD: tl.constexpr):
+    """The row that begins at `start`, normalised, in the weight's dtype. ADD: of the sum, which is stored."""
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
+    x = tl.load(x_ptr + start + column, mask=inside, other=0.0)
+    if ADD:
+        residual = tl.load(residual_ptr + start + column, mask=inside, other=0.0)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(residual.dtype)
+        tl.store(total_ptr + start + column, x, mask=inside)
+    x32 = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x32 * x32, axis=0) / hidden + eps)
+    # Llama rounds the unit row before the weight multiply.
+    unit = (x32 * scale).to(weight.dtype)
+    return (unit.to(tl.float32) * weight.to(tl.float32)).to(weight.dtype)
 
 
 @triton.jit
@@ -21,17 +40,24 @@ def rms_norm_kernel(
     start = tl.program_id(0).to(tl.int64) * hidden
     column = tl.arange(0, BLOCK)
     inside = column < hidden
-    weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
-    x = tl.load(x_ptr + start + column, mask=inside, other=0.0)
-    if ADD:
-        residual = tl.load(residual_ptr + start + column, mask=inside, other=0.0)
-        x = (x.to(tl.float32) + residual.to(tl.float32)).to(residual.dtype)
-        tl.store(total_ptr + start + column, x, mask=inside)
-    x32 = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x32 * x32, axis=0) / hidden + eps)
-    # Llama rounds the unit row before the weight multiply.
-    unit = (x32 * scale).to(weight.dtype)
-    tl.store(out_ptr + start + column, (unit.to(tl.float32) * weight.to(tl.float32)).to(weight.dtype), mask=inside)
+    out = normed_row(x_ptr, residual_ptr, weight_ptr, total_ptr, start, column, inside, hidden, eps, ADD)
+    tl.store(out_ptr + start + column, out, mask=inside)
+
+
+@triton.jit
+def quantized_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, codes_ptr, scale_ptr, total_ptr, hidden, eps, bound, empty_scale, smallest,
+    FP8: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    after_last(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < hidden
+    normed = normed_row(x_ptr, residual_ptr, weight_ptr, total_ptr, row * hidden, column, inside, hidden, eps, True)
+    values = normed.to(tl.float32)
+    scale = scale_of(tl.abs(values), bound, empty_scale, smallest)
+    tl.store(scale_ptr + row, scale)
+    tl.store(codes_ptr + row * hidden + column, codes_of(values, scale, True, FP8), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -48,6 +74,24 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     out, total = torch.empty_like(x, dtype=weight.dtype), torch.empty_like(residual)
     _launch(x, residual, weight, out, total, eps, add=True)
     return out, total
+
+
+def add_rms_norm_quantized(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (codes, scale, sum); see quantized.py."""
+    x, residual = x.contiguous(), residual.contiguous()
+    rows, hidden = x.shape
+    codes, total = torch.empty_like(x, dtype=dtype), torch.empty_like(residual)
+    scale = torch.empty(rows, dtype=torch.float32, device=x.device)
+    if rows:
+        block, num_warps = tile_of(hidden)
+        launch_kernel(
+            quantized_norm_kernel, (rows,), x, residual, weight, codes, scale, total, hidden, eps, LARGEST[dtype],
+            EMPTY_SCALE, SMALLEST_SCALE, FP8=dtype is not torch.int8, BLOCK=block, num_warps=num_warps,
+            **dependent_launch(codes),
+        )  # fmt: skip
+    return codes, scale, total
 
 
 def _launch(x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, total: Tensor, eps: float, *, add: bool) -> None:

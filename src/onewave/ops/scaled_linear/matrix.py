@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
-from onewave.ops.quantize_rows import quantize_rows
+from onewave.ops.quantize_rows import QuantizedRows, quantize_rows
 from onewave.ops.scaled_linear.op import linear_fp8, linear_int8
 
 
@@ -24,9 +24,14 @@ class ScaledPart:
     scale: Tensor
     x_scale: Tensor | None = None
 
-    def multiply(self, x: Tensor, bias: Tensor | None, out_dtype: torch.dtype, *, gated: bool) -> Tensor:
+    def multiply(
+        self, x: Tensor | QuantizedRows, bias: Tensor | None, out_dtype: torch.dtype, *, gated: bool
+    ) -> Tensor:
         """Quantise x, or with `gated` SwiGLU of x, and multiply."""
-        codes, scale = quantize_rows(x, self.codes.dtype, self.x_scale, swiglu=gated)
+        if isinstance(x, QuantizedRows):
+            codes, scale = x.codes, x.scale
+        else:
+            codes, scale = quantize_rows(x, self.codes.dtype, self.x_scale, swiglu=gated)
         product = linear_int8 if self.codes.dtype is torch.int8 else linear_fp8
         return product(codes, self.codes, scale, self.scale, bias=bias, out_dtype=out_dtype)
 
@@ -47,16 +52,30 @@ class ScaledMatrix:
         """Bytes of codes and scales."""
         return sum(part.codes.nbytes + part.scale.nbytes for part in self.parts)
 
+    @property
+    def row_codes(self) -> torch.dtype | None:
+        """The dtype to which all parts quantise activations by each token's own scale; None where they do not."""
+        first = self.parts[0].codes.dtype
+        alike = all(part.x_scale is None and part.codes.dtype is first for part in self.parts)
+        return first if alike else None
+
     def multiply(
-        self, x: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None, *, gated: bool = False
+        self,
+        x: Tensor | QuantizedRows,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        *,
+        gated: bool = False,
     ) -> Tensor:
         """x W^T + bias, of x [tokens, cols], quantised as each part says; [tokens, rows] in out_dtype, by default x's.
 
-        gated: x is [tokens, 2 * cols], and SwiGLU of it is multiplied. Raises ShapeError.
+        x: also as quantize_rows gives it, where row_codes names its dtype. gated: x is [tokens, 2 * cols], and SwiGLU
+        of it is multiplied. Raises ShapeError.
         """
         rows, cols = self.shape
-        if x.ndim != 2 or x.shape[1] != cols * (1 + gated):
-            got = f"{tuple(x.shape)}, {(rows, cols)}"
+        shape = x.codes.shape if isinstance(x, QuantizedRows) else x.shape
+        if len(shape) != 2 or shape[1] != cols * (1 + gated):
+            got = f"{tuple(shape)}, {(rows, cols)}"
             raise ShapeError("linear: x, weight", got=got, allowed="[tokens, cols] and [rows, cols]")
         first, outs = 0, list[Tensor]()
         for part in self.parts:
