@@ -180,7 +180,12 @@ class KVCache:
         """Write (row, place in the row, block) into the block table, in stream order. entries: some."""
         table = self.block_table
         assert table is not None
-        words = torch.tensor([(row * table.shape[1] + at, block) for row, at, block in entries], dtype=torch.int64)
+        row, first, _ = entries[0]
         # From pageable memory the driver copies before it returns, so the source may go.
+        if all(entry[:2] == (row, first + nth) for nth, entry in enumerate(entries)):
+            blocks = torch.tensor([block for *_, block in entries], dtype=table.dtype)
+            table[row, first : first + len(entries)].copy_(blocks, non_blocking=True)  # no kernel, as of most prompts
+            return
+        words = torch.tensor([(row * table.shape[1] + at, block) for row, at, block in entries], dtype=torch.int64)
         at, blocks = words.to(table.device, non_blocking=True).T
         table.view(-1).scatter_(0, at, blocks.int())

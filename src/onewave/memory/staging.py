@@ -11,22 +11,12 @@ from onewave.memory.tensors import Done, pool_of
 
 
 class Staging:
-    """Pinned memory that inputs are sent from, and that steps' results are copied to: those of the same shapes take
-    turns in the same blocks."""
+    """Pinned memory that steps' results are copied to: those of the same shapes take turns in the same blocks."""
 
     def __init__(self, device: torch.device) -> None:
         self._pool = pool_of(device, pinned=True)
         self._spare: list[list[Tensor]] = []
         self._device, self._stream = device, torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def send(self, words: Tensor, target: Tensor) -> None:
-        """Copy host memory to the device, on the current stream, without waiting; the words may change at once."""
-        host = self._pool.take(words.shape, words.dtype)
-        host.copy_(words)
-        target.copy_(host, non_blocking=True)
-        sent = torch.cuda.Event()
-        sent.record(torch.cuda.current_stream(self._device))
-        self._pool.give(host, sent)
 
     def start(self, parts: Sequence[Tensor]) -> tuple[list[Tensor], torch.cuda.Event]:
         """Copy what the current stream makes, on a stream of their own, so that its next work does not wait for it. The

@@ -55,6 +55,16 @@ def test_logits_are_bitwise_the_same_alone_packed_and_in_chunks(llm: LLM, seed: 
         assert torch.equal(first[index], last), len(each)
 
 
+def test_graphs_are_captured_anew_once_they_were_forgotten(llm: LLM) -> None:
+    """PyTorch refuses a memory pool whose graphs are gone."""
+    prompts = [[5] * 11, [6] * 90]
+    right = [run(llm, PromptChunk(0, each)) for each in prompts]
+    for _ in range(2):
+        llm.runner._passes.clear()
+        found = [[run(llm, PromptChunk(0, each)) for each in prompts] for _ in range(3)]
+        assert all(torch.equal(one, each) for turn in found for one, each in zip(turn, right, strict=True))
+
+
 def test_requests_together_give_the_tokens_that_each_gives_alone(llm: LLM) -> None:
     draw = random.Random(1)
     lengths = [draw.choice((1, 5, 60, 300, 2100)) for _ in range(MAX_SEQUENCES + 5)]

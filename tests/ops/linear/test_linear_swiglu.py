@@ -50,6 +50,14 @@ def test_one_token_alone_keeps_the_kernel_that_is_fastest_for_it() -> None:
     assert choose(LinearCall(x, w, gated=True, described=Device((9, 0), 132))).module == "triton_impl"
 
 
+@pytest.mark.parametrize(("tokens", "columns"), [(8, 64), (64, 256)])
+def test_a_few_tokens_have_the_narrowest_tiles(tokens: int, columns: int) -> None:
+    x, w = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((tokens, 4096), (28672, 4096)))
+    choice = choose(LinearCall(x, w, gated=True, described=Device((9, 0), 132)))
+    assert isinstance(choice, ProductChoice)
+    assert choice.columns == columns
+
+
 @pytest.mark.parametrize("tokens", [2, 64, 700])
 @pytest.mark.parametrize("inner", [8, 50, 14336])
 def test_hoppers_tiles_hold_gates_beside_what_they_gate(tokens: int, inner: int) -> None:

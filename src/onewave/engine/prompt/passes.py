@@ -17,7 +17,6 @@ from torch import Tensor
 
 from onewave.gpu.scratch import recording_stream
 from onewave.memory.kv_cache import KVCache
-from onewave.memory.staging import Staging
 from onewave.models.batch import Batch, PromptRows
 from onewave.models.llama import Llama
 
@@ -44,6 +43,11 @@ def bucket_of(num_tokens: int) -> int:
     return next((size for size in BUCKETS if size >= num_tokens), num_tokens)
 
 
+def sequences_of(size: int) -> int:
+    """Return the sequences that a pass of so many tokens can hold: an even number, so that all words are aligned."""
+    return min(MAX_SEQUENCES, size + size % 2)
+
+
 @dataclass(frozen=True)
 class PromptChunk:
     """Consecutive tokens of one prompt. start: tokens of it that lie in the cache already."""
@@ -58,14 +62,46 @@ class PromptChunk:
         return self.start + len(self.token_ids)
 
 
+class _HostWords:
+    """A pass's words in pinned memory, and the parts of PromptRows in them as arrays. sent: once they were copied."""
+
+    def __init__(self, size: int, sequences: int) -> None:
+        self.words = torch.zeros(PromptRows.num_words(size, sequences), dtype=torch.int64, pin_memory=True)
+        self.whole: np.ndarray[tuple[int], np.dtype[np.int64]] = self.words.numpy()
+        self.parts = tuple(part.numpy() for part in PromptRows.of_words(self.words, size, sequences))
+        self.sent = torch.cuda.Event()
+
+    def fill(self, chunks: Sequence[PromptChunk], spare_slot: int) -> None:
+        """Write the words of chunks, and of the spare slot what is left."""
+        token_ids, positions, slots, sequences, last, starts_q, starts_k = self.parts
+        self.whole[:] = 0
+        slots[:] = sequences[:] = spare_slot
+        at = keys = 0
+        for index, chunk in enumerate(chunks):
+            end = at + len(chunk.token_ids)
+            token_ids[at:end] = chunk.token_ids
+            positions[at:end] = np.arange(chunk.start, chunk.end)
+            slots[at:end] = sequences[index] = chunk.slot
+            last[index] = end - 1
+            at, keys = end, keys + chunk.end
+            starts_q[index + 1 :], starts_k[index + 1 :] = at, keys
+
+
 @dataclass
 class _Bucket:
-    """What passes of one size share. graph, logits: from the second pass on."""
+    """What passes of one size share. host: two, so that one is written while the other is on its way. graph, logits:
+    from the second pass on."""
 
     words: Tensor
     batch: Batch
+    host: tuple[_HostWords, _HostWords]
     graph: torch.cuda.CUDAGraph | None = None
     logits: Tensor | None = None
+
+    def next_host(self) -> _HostWords:
+        """The one that was written before the other."""
+        self.host = self.host[1], self.host[0]
+        return self.host[0]
 
 
 class PromptPasses:
@@ -79,7 +115,6 @@ class PromptPasses:
         self._model, self._kv, self._spare_slot, self._use_graphs = model, kv, spare_slot, use_graphs
         self._buckets: dict[int, _Bucket] = {}
         self._pool = torch.cuda.graph_pool_handle() if use_graphs else None
-        self._staging = Staging(model.device)
 
     def run(self, chunks: Sequence[PromptChunk], *, each: Callable[[int, Tensor], object] | None = None) -> Tensor:
         """Run up to MAX_SEQUENCES chunks. Returns float32 [chunks, vocab] of each one's last token, valid until the
@@ -88,7 +123,11 @@ class PromptPasses:
         size = bucket_of(max(num_tokens, BUCKETS[0]))
         keeps = self._use_graphs and size <= LARGEST_BUCKET
         bucket = self._buckets.get(size) or self._new_bucket(size)
-        self._staging.send(torch.as_tensor(self._words(chunks, size)), bucket.words)
+        host = bucket.next_host()
+        host.sent.synchronize()  # of the pass before last, long ago
+        host.fill(chunks, self._spare_slot)
+        bucket.words.copy_(host.words, non_blocking=True)
+        host.sent.record()
         if each is not None:
 
             def within(first: int, logits: Tensor) -> None:
@@ -108,29 +147,16 @@ class PromptPasses:
         return self._model.forward(bucket.batch, self._kv)[: len(chunks)]
 
     def clear(self) -> None:
-        """Forget all graphs: memory that they read is given back."""
+        """Forget all graphs: memory that they read is given back. Later ones need a pool of their own: PyTorch refuses
+        one whose graphs are gone."""
         self._buckets.clear()
+        self._pool = torch.cuda.graph_pool_handle() if self._use_graphs else None
 
     def _new_bucket(self, size: int) -> _Bucket:
-        words = torch.zeros(PromptRows.num_words(size, MAX_SEQUENCES), dtype=torch.int64, device=self._model.device)
-        return _Bucket(words, Batch.packed(PromptRows.of_words(words, size, MAX_SEQUENCES)))
-
-    def _words(self, chunks: Sequence[PromptChunk], size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The words of PromptRows, on the host."""
-        words = np.zeros(PromptRows.num_words(size, MAX_SEQUENCES), dtype=np.int64)
-        rows = PromptRows.of_words(torch.as_tensor(words), size, MAX_SEQUENCES)
-        token_ids, positions, slots, sequences, last, starts_q, starts_k = (part.numpy() for part in rows)
-        slots[:] = sequences[:] = self._spare_slot
-        at = keys = 0
-        for index, chunk in enumerate(chunks):
-            end = at + len(chunk.token_ids)
-            token_ids[at:end] = chunk.token_ids
-            positions[at:end] = np.arange(chunk.start, chunk.end)
-            slots[at:end] = sequences[index] = chunk.slot
-            last[index] = end - 1
-            at, keys = end, keys + chunk.end
-            starts_q[index + 1 :], starts_k[index + 1 :] = at, keys
-        return words
+        sequences = sequences_of(size)
+        host = _HostWords(size, sequences), _HostWords(size, sequences)
+        words = torch.zeros_like(host[0].words, device=self._model.device)
+        return _Bucket(words, Batch.packed(PromptRows.of_words(words, size, sequences)), host)
 
     def _capture(self, bucket: _Bucket) -> None:
         device = self._model.device

@@ -20,6 +20,9 @@ def linear(x: Tensor, matrix: StreamMatrix, bias: Tensor | None, out_dtype: torc
     choice = _choice(x, matrix, out_dtype)
     if choice is not None:
         return load("linear", choice.module).run(x, matrix.compact, bias, out_dtype, choice)
+    whole = matrix.stream.kept(matrix) if x.shape[1] % 8 == 0 else None
+    if whole is not None:  # by our product, which gives parts the bits of the whole
+        return linear_of_tensor(x, whole, bias, out_dtype)
     out: Tensor | None = None
     for first, rows in matrix.parts():
         last = first + rows.shape[0]
