@@ -8,7 +8,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -89,7 +89,7 @@ def test_every_function_that_triton_compiles_is_part_of_a_case(looked_at: dict[s
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             decorators = map(ast.unparse, getattr(node, "decorator_list", ()))
             if any(each.startswith(("gluon.jit", "triton.jit")) for each in decorators):
-                found.add(f"{module}.{cast('ast.FunctionDef', node).name}")
+                found.add(f"{module}.{node.name}")
     assert sorted(found - set(looked_at["functions"])) == []
     assert len(found) > 300
 

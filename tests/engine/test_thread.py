@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType, SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +24,6 @@ from kit.models.fake_model import PIECES, FakeRunner, make_engine, run_all
 from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams, UnsupportedError
 from onewave.engine import request as request_module
 from onewave.engine import thread as thread_module
-from onewave.engine.engine import Engine
 from onewave.engine.request import Reader, Sample
 from onewave.engine.thread import EngineThread
 
@@ -168,7 +167,7 @@ def test_readers_are_told_while_the_device_works_and_of_every_token(run_ahead: i
         told.append(5 if state is None else state.samples[0].num_tokens)
         real.put(state)
 
-    request.updates = cast("Any", SimpleNamespace(put=put, get=real.get))
+    request.updates = SimpleNamespace(put=put, get=real.get)
     thread = EngineThread(engine)
     thread.call(lambda: None)
     while real.get() is not None:
@@ -243,7 +242,7 @@ class Stepped:
 
 
 def thread_of(engine: Stepped) -> EngineThread:
-    return EngineThread(cast("Engine", engine))
+    return EngineThread(engine)
 
 
 def until(engine: Stepped, steps: int) -> None:

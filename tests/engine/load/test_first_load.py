@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -292,7 +292,7 @@ def test_a_model_is_loaded_with_the_processes_forked_before_any_other_thread(mon
     @contextmanager
     def noting(path: str, config: ModelConfig, options: LoadOptions) -> Any:
         assert threading.active_count() == before
-        yield replace(options, compilers=cast("Any", pool))
+        yield replace(options, compilers=pool)
         seen.append("ended")
 
     def load(path: str, location: ModelLocation, config: ModelConfig, options: LoadOptions) -> Any:

@@ -42,9 +42,9 @@ def quantised(shape: tuple[int, ...], seed: int, axis: int) -> tuple[Tensor, Ten
 def check(q: Tensor, k: Tensor, v: Tensor, scales: Triple, given: dict[str, Any], what: object) -> Tensor:
     """Within what 3 bits of a weight's mantissa cost, with log-sums and without; returns the latter."""
     named: dict[str, Any] = dict(zip(("q_scale", "k_scale", "v_scale"), scales, strict=True)) | given
-    out = cast("Tensor", attention_fp8(q, k, v, **named, backend="gluon"))
+    out = attention_fp8(q, k, v, **named, backend="gluon")
     (other, lse), (exact, exact_lse) = (
-        cast("tuple[Tensor, Tensor]", attention_fp8(q, k, v, **named, return_lse=True, backend=backend))
+        attention_fp8(q, k, v, **named, return_lse=True, backend=backend)
         for backend in ("gluon", "reference")
     )
     values = v.float().nan_to_num(0).abs().max() * scales[2].max()
@@ -90,7 +90,7 @@ def test_packed_sequences_equal_each_alone_bit_for_bit(mask: dict[str, Any]) -> 
     for row, (n, m) in enumerate(zip(lengths, key_lengths, strict=True)):
         at, key_at = int(starts[row]), int(key_starts[row])
         alone = [t.transpose(0, 1)[None] for t in (q[at : at + n], k[key_at : key_at + m], v[key_at : key_at + m])]
-        one = cast("Tensor", attention_fp8(*alone, **named, **mask, backend="gluon"))
+        one = attention_fp8(*alone, **named, **mask, backend="gluon")
         assert torch.equal(one[0].transpose(0, 1), out[at : at + n]), (row, mask)
 
 
@@ -102,7 +102,7 @@ def test_bits_repeat_and_large_scores_stay_finite() -> None:
     named: dict[str, Any] = {"q_scale": q_scale * 3, "k_scale": k_scale * 3, "v_scale": v_scale}
     differ = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(300):
-        differ += (cast("Tensor", attention_fp8(q, k, v, causal=True, **named, backend="gluon")) != out).sum()
+        differ += (attention_fp8(q, k, v, causal=True, **named, backend="gluon") != out).sum()
     assert differ.item() == 0
 
 
@@ -115,7 +115,7 @@ def test_large_scores_give_values_and_nothing_else(octaves: float) -> None:
     # Scores with a standard deviation of so many octaves.
     size = (q.float().std() * k.float().std() * 128**0.5).item()
     named = {"v_scale": v_scale, "scale": octaves * math.log(2) / size}
-    out = cast("Tensor", attention_fp8(q, k, v, **named, backend="gluon")).float()
+    out = attention_fp8(q, k, v, **named, backend="gluon").float()
     assert torch.isfinite(out).all()
     assert out.abs().max() <= v.float().abs().max() * v_scale.max()
     # Each row is one key's values, or a mixture of few.

@@ -57,10 +57,10 @@ def test_every_head_dim_is_padded_in_shared_memory_alone(head_dim: int, dtype: t
     lengths = [1, 127, 640, 64, 0, 333]
     q, k, v = (torch.randn(sum(lengths), heads, head_dim, device="cuda").to(dtype) for heads in (6, 2, 2))
     starts = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
-    out = cast("Tensor", attention_varlen(q, k, v, starts, starts, 640, 640, causal=True, backend="gluon"))
+    out = attention_varlen(q, k, v, starts, starts, 640, 640, causal=True, backend="gluon")
     for first, length in zip(starts.tolist(), lengths, strict=False):
         alone = [t[first : first + length].transpose(0, 1)[None] for t in (q, k, v)]
-        one = cast("Tensor", attention(*alone, causal=True, backend="gluon"))
+        one = attention(*alone, causal=True, backend="gluon")
         assert torch.equal(one[0].transpose(0, 1), out[first : first + length])
 
 
@@ -85,9 +85,9 @@ def test_a_rows_bits_depend_on_no_other_row_even_where_some_must_be_rescaled(hea
     k = framed((3, 4, 900, head_dim), BF16, 1, tokens_first=True, scale=scale)
     v = framed((3, 4, 900, head_dim), BF16, 2, tokens_first=True)
     given = {"causal": True, "return_lse": True, "backend": "gluon"}
-    whole, whole_lse = cast("tuple[Tensor, Tensor]", attention(q, k, v, **given))
+    whole, whole_lse = attention(q, k, v, **given)
     for batch, last in ((slice(1, 2), 900), (slice(0, 3), 130), (slice(1, 3), 31), (slice(2, 3), 1)):
-        part, lse = cast("tuple[Tensor, Tensor]", attention(q[batch, :, 900 - last :], k[batch], v[batch], **given))
+        part, lse = attention(q[batch, :, 900 - last :], k[batch], v[batch], **given)
         assert torch.equal(part, whole[batch, :, 900 - last :])
         assert torch.equal(lse, whole_lse[batch, :, 900 - last :])
     check_repeats("gluon", q, k, v, whole)

@@ -21,7 +21,7 @@ NAN = float("nan")
 
 def with_lse(*tensors: Any, **options: Any) -> tuple[Tensor, Tensor]:
     function = attention_varlen if len(tensors) > 3 else attention
-    return cast("tuple[Tensor, Tensor]", function(*tensors, return_lse=True, **options))
+    return function(*tensors, return_lse=True, **options)
 
 
 def starts(*lengths: int) -> Tensor:

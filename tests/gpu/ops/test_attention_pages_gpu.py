@@ -70,16 +70,13 @@ def test_windows_over_packed_sequences_equal_each_alone_bit_for_bit(head_dim: in
         for tensor in (k, v):
             unseen_as_nan(tensor, key_lengths, mask, lengths)
         given: dict[str, Any] = {"return_lse": True, "backend": "gluon", **mask}
-        out, lse = cast(
-            "tuple[Tensor, Tensor]",
-            attention_varlen(q, k, v, starts, key_starts, max(lengths), max(key_lengths), **given),
-        )
+        out, lse = attention_varlen(q, k, v, starts, key_starts, max(lengths), max(key_lengths), **given)
         exact, _ = in_torch(q, k, v, starts, key_starts, **mask)
         torch.testing.assert_close(out.float(), exact.float(), atol=3e-2, rtol=2e-2)
         for row, (n, m) in enumerate(zip(lengths, key_lengths, strict=True)):
             at, key_at = int(starts[row]), int(key_starts[row])
             alone = [t.transpose(0, 1)[None] for t in (q[at : at + n], k[key_at : key_at + m], v[key_at : key_at + m])]
-            one, one_lse = cast("tuple[Tensor, Tensor]", attention(*alone, **given))
+            one, one_lse = attention(*alone, **given)
             assert torch.equal(one[0].transpose(0, 1), out[at : at + n]), (row, mask)
             assert torch.equal(one_lse[0], lse[:, at : at + n]), (row, mask)
 
@@ -124,9 +121,7 @@ def test_keys_in_pages_give_the_bits_of_keys_in_a_row(head_dim: int, size: int) 
                 table[row, nth] = page if (nth + 1) * size > first else -7
         longest = (max(lengths), max(key_lengths))
         given: dict[str, Any] = {"return_lse": True, "backend": "gluon", **mask}
-        expected, expected_lse = cast(
-            "tuple[Tensor, Tensor]", attention_varlen(q, k, v, starts, key_starts, *longest, **given)
-        )
+        expected, expected_lse = attention_varlen(q, k, v, starts, key_starts, *longest, **given)
         out, lse = attention_varlen(
             q, k_pages, v_pages, starts, key_starts, *longest, block_table=table.cuda(), **given
         )
@@ -146,11 +141,11 @@ def test_sorted_tiles_of_many_sequences_give_the_bits_of_each_alone() -> None:
     starts = starts_of(lengths)
     for mask in MASKS[:3]:
         given: dict[str, Any] = {"backend": "gluon", **mask}
-        out = cast("Tensor", attention_varlen(q, k, v, starts, starts, max(lengths), max(lengths), **given))
+        out = attention_varlen(q, k, v, starts, starts, max(lengths), max(lengths), **given)
         for row in (0, 7, 31, 59):
             rows = slice(int(starts[row]), int(starts[row + 1]))
-            one = cast("Tensor", attention(*(t[rows].transpose(0, 1)[None] for t in (q, k, v)), **given))
+            one = attention(*(t[rows].transpose(0, 1)[None] for t in (q, k, v)), **given)
             assert torch.equal(one[0].transpose(0, 1), out[rows]), (row, mask)
         for _ in range(20):
             again = attention_varlen(q, k, v, starts, starts, max(lengths), max(lengths), **given)
-            assert torch.equal(cast("Tensor", again), out)
+            assert torch.equal(again, out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ def check(backend: str, q: Tensor, k: Tensor, v: Tensor, mask: dict[str, Any], w
     batch, heads, length, head_dim = q.shape
     frame = torch.full((batch, heads, length + 9, head_dim + 8), 7.0, dtype=q.dtype, device="cuda")
     out = frame[:, :, 4 : 4 + length, :head_dim]
-    _, lse = cast("tuple[Tensor, Tensor]", attention(q, k, v, out=out, return_lse=True, backend=backend, **given))
+    _, lse = attention(q, k, v, out=out, return_lse=True, backend=backend, **given)
     sinks = {"sinks": given["sinks"].double()} if given.get("sinks") is not None else {}
     exact, exact_lse = in_torch(q.double(), k.double(), v.double(), **given | sinks)
     if k.shape[2]:
@@ -103,16 +103,13 @@ def check_packed(backend: str, head_dim: int, cases: list[tuple[tuple[int, int],
             starts, key_starts = (torch.tensor([0, *n], device="cuda").cumsum(0).int() for n in (lengths, key_lengths))
             out = torch.full_like(q, 7.0)
             given = {"return_lse": True, "backend": backend, **mask}
-            _, lse = cast(
-                "tuple[Tensor, Tensor]",
-                attention_varlen(q, k, v, starts, key_starts, max(lengths), max(key_lengths), out=out, **given),
-            )
+            _, lse = attention_varlen(q, k, v, starts, key_starts, max(lengths), max(key_lengths), out=out, **given)
             assert (out[sum(lengths) :] == 7.0).all()
             for row, (num_queries, num_keys) in enumerate(zip(lengths, key_lengths, strict=True)):
                 at, key_at = int(starts[row]), int(key_starts[row])
                 queries, keys = slice(at, at + num_queries), slice(key_at, key_at + num_keys)
                 alone = [t.transpose(0, 1)[None] for t in (q[queries], k[keys], v[keys])]
-                one, one_lse = cast("tuple[Tensor, Tensor]", attention(*alone, **given))
+                one, one_lse = attention(*alone, **given)
                 assert torch.equal(one[0].transpose(0, 1), out[queries]), (row, mask)
                 assert torch.equal(one_lse[0], lse[:, queries]), (row, mask)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def qkv(
 
 def with_lse(*tensors: Any, **given: Any) -> tuple[Tensor, Tensor]:
     function = attention_varlen if len(tensors) > 3 else attention
-    return cast("tuple[Tensor, Tensor]", function(*tensors, return_lse=True, **given))
+    return function(*tensors, return_lse=True, **given)
 
 
 MASKS: list[dict[str, Any]] = [
@@ -172,9 +172,9 @@ def test_tokens_outside_every_sequence_are_not_written() -> None:
     assert attention_varlen(q, k, v, starts, starts, 3, 4, out=given) is given
     # The first and the last tokens are nobody's, and the first sequence is longer than was said.
     assert (given == 77.0).all(-1).all(-1).nonzero().flatten().tolist() == [0, 4, 8, 9]
-    fresh = cast(Tensor, attention_varlen(q, k, v, starts, starts, 3, 4))
+    fresh = attention_varlen(q, k, v, starts, starts, 3, 4)
     assert not fresh[[0, 4, 8, 9]].any()
-    whole = cast(Tensor, attention_varlen(q, k, v, starts, starts, 4, 4))
+    whole = attention_varlen(q, k, v, starts, starts, 4, 4)
     rows = [1, 2, 3, 5, 6, 7]
     assert torch.equal(given[rows], whole[rows])
 
@@ -183,9 +183,9 @@ def test_packed_sequences_are_checked_and_gaps_zero_where_autograd_or_a_compiler
     q, k, v = (randn(10, 2, 32, seed=seed) for seed in range(3))
     starts = torch.tensor([1, 5, 5, 8], dtype=torch.int32)
     run = torch.compile(partial(attention_varlen, max_seqlen_q=4, max_seqlen_k=4), backend="eager", fullgraph=True)
-    expected = cast(Tensor, attention_varlen(q, k, v, starts, starts, 4, 4))
+    expected = attention_varlen(q, k, v, starts, starts, 4, 4)
     for out in (run(q, k, v, starts, starts), attention_varlen(q.requires_grad_(), k, v, starts, starts, 4, 4)):
-        assert torch.equal(cast(Tensor, out), expected)
+        assert torch.equal(out, expected)
     impossible = torch.tensor([1, 5, 4, 8], dtype=torch.int32)
     for call in (run, partial(attention_varlen, max_seqlen_q=4, max_seqlen_k=4)):
         with pytest.raises(InvalidArgumentError, match="cu_seqlens_k"):
@@ -203,7 +203,7 @@ def test_an_output_whose_rows_overlap_is_refused() -> None:
             attention(q, k, v, out=rows.as_strided(q.shape, strides))
     spread = torch.zeros(4096).as_strided(q.shape, (2048, 40, 320, 1))
     attention(q, k, v, out=spread)
-    assert torch.equal(spread, cast(Tensor, attention(q, k, v)))
+    assert torch.equal(spread, attention(q, k, v))
 
 
 def test_biases_of_any_strides_with_grouped_heads() -> None:
@@ -211,8 +211,8 @@ def test_biases_of_any_strides_with_grouped_heads() -> None:
     bias = randn(4, 7, 5, seed=3).transpose(1, 2)
     for kind in (bias, bias > 0):
         assert torch.equal(
-            cast(Tensor, attention(q, k, v, bias=kind, causal=True)),
-            cast(Tensor, attention(q, k, v, bias=kind.contiguous(), causal=True)),
+            attention(q, k, v, bias=kind, causal=True),
+            attention(q, k, v, bias=kind.contiguous(), causal=True),
         )
 
 
@@ -220,7 +220,7 @@ def test_biases_of_any_strides_with_grouped_heads() -> None:
 @pytest.mark.parametrize("scale", [0.0, -0.3])
 def test_a_scale_of_any_sign(scale: float, backend: str) -> None:
     q, k, v = qkv(5, 5)
-    out = cast(Tensor, attention(q, k, v, causal=True, scale=scale, backend=backend))
+    out = attention(q, k, v, causal=True, scale=scale, backend=backend)
     exact, _ = oracle(q.double(), k.double(), v.double(), causal=True, scale=scale)
     torch.testing.assert_close(out.double(), exact, atol=1e-5, rtol=1e-5)
 
@@ -230,7 +230,7 @@ def test_out_is_written_in_place_with_any_strides() -> None:
     frame = torch.full((2, 20, 4, 40), 7.0)
     inner = frame[..., 4:36].transpose(1, 2)
     assert attention(q, k, v, causal=True, out=inner) is inner
-    assert torch.equal(inner, cast("Tensor", attention(q, k, v, causal=True)))
+    assert torch.equal(inner, attention(q, k, v, causal=True))
     assert (frame[..., :4] == 7).all()
     assert (frame[..., 36:] == 7).all()
 
@@ -238,7 +238,7 @@ def test_out_is_written_in_place_with_any_strides() -> None:
 def test_the_result_lies_in_memory_as_q_does() -> None:
     q, k, v = (tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in qkv(20, 30))
     for given in ({}, {"causal": True}, {"softcap": 1.0}):
-        assert cast("Tensor", attention(q, k, v, **given)).stride() == q.stride()
+        assert attention(q, k, v, **given).stride() == q.stride()
 
 
 def test_expanded_heads_and_odd_rows_are_taken() -> None:
@@ -354,16 +354,14 @@ def test_queries_that_overlap_have_results_of_their_own() -> None:
     for mask in ({}, {"causal": True}, {"window": 3}):
         for given in (q, randn(400).bfloat16().as_strided(q.shape, q.stride()), randn(1, 2, 20).unfold(-1, 16, 1)):
             keys, values = (each.to(given.dtype) for each in (k, v))
-            out = cast("Tensor", attention(given, keys, values, **mask))
+            out = attention(given, keys, values, **mask)
             assert out.stride(-1) == 1
-            expected = cast(
-                "Tensor", attention(given.clone(memory_format=torch.contiguous_format), keys, values, **mask)
-            )
+            expected = attention(given.clone(memory_format=torch.contiguous_format), keys, values, **mask)
             torch.testing.assert_close(out, expected)
     starts = torch.tensor([0, 5], dtype=torch.int32)
     tokens = q[0].transpose(0, 1)
     packed = attention_varlen(tokens, k[0, :, :5].transpose(0, 1), v[0, :, :5].transpose(0, 1), starts, starts, 5, 5)
-    assert cast("Tensor", packed).stride(-1) == 1
+    assert packed.stride(-1) == 1
     assert like(q).stride() == (160, 80, 16, 1)
     assert like(q.transpose(1, 2)).stride(-1) == 1
     lies = randn(1, 5, 2, 16).transpose(1, 2)
@@ -377,7 +375,7 @@ def test_a_bias_may_be_as_short_as_the_rows_that_are_kept() -> None:
     whole = attention_varlen(q, q, q, starts, starts, 5, 5, bias=bias)
     short = attention_varlen(q, q, q, starts, starts, 3, 5, bias=bias[:, :, :3])
     kept = torch.tensor([0, 1, 2, 5, 6])
-    assert torch.equal(cast("Tensor", short)[kept], cast("Tensor", whole)[kept])
+    assert torch.equal(short[kept], whole[kept])
 
 
 def test_autocast_changes_no_result() -> None:
@@ -400,4 +398,4 @@ def test_a_bias_may_have_no_rows_where_nobody_has_queries(keys: int) -> None:
     q, k, starts = randn(2, 4, 16), randn(3, 4, 16), torch.tensor([0, 2], dtype=torch.int32)
     starts_k = torch.tensor([0, 3], dtype=torch.int32)
     out = attention_varlen(q, k, k, starts, starts_k, 0, 3, bias=torch.zeros(1, 1, 0, keys))
-    assert torch.equal(cast("Tensor", out), torch.zeros_like(q))
+    assert torch.equal(out, torch.zeros_like(q))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_scales_are_what_a_stored_one_stands_for(mask: dict[str, Any], backend: 
     q, k, v = stored(2, 4, 30, 32, seed=0), stored(2, 2, 50, 32, seed=1), stored(2, 2, 50, 32, seed=2)
     q_scale, k_scale, v_scale = torch.tensor([0.5, 1.0, 2.0, 0.25]), torch.tensor([2.0, 0.5]), torch.tensor([3.0, 0.1])
     scales: dict[str, Any] = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
-    out, lse = cast("tuple[Tensor, Tensor]", attention_fp8(q, k, v, **scales, **mask, return_lse=True, backend=backend))
+    out, lse = attention_fp8(q, k, v, **scales, **mask, return_lse=True, backend=backend)
     wide = [t.float() * s.view(-1, 1, 1) for t, s in ((q, q_scale), (k, k_scale), (v, v_scale))]
     exact, exact_lse = in_torch(*wide, **mask)
     assert out.dtype is torch.bfloat16
@@ -48,11 +48,11 @@ def test_packed_sequences_are_each_attended_to_alone(backend: str) -> None:
     packing: dict[str, Any] = {
         "cu_seqlens_q": starts, "cu_seqlens_k": key_starts, "max_seqlen_q": 40, "max_seqlen_k": 40,
     }  # fmt: skip
-    out = cast("Tensor", attention_fp8(q, k, v, causal=True, backend=backend, **packing))
+    out = attention_fp8(q, k, v, causal=True, backend=backend, **packing)
     for row, (n, m) in enumerate(zip(lengths, key_lengths, strict=True)):
         at, key_at = int(starts[row]), int(key_starts[row])
         alone = [t.transpose(0, 1)[None] for t in (q[at : at + n], k[key_at : key_at + m], v[key_at : key_at + m])]
-        one = cast("Tensor", attention_fp8(*alone, causal=True, backend=backend))
+        one = attention_fp8(*alone, causal=True, backend=backend)
         torch.testing.assert_close(one[0].transpose(0, 1), out[at : at + n], atol=2e-2, rtol=2e-2)
 
 
@@ -89,9 +89,9 @@ def test_a_warpgroup_takes_the_key_tiles_that_its_rows_see_and_no_others(monkeyp
 
 def test_a_compiler_sees_one_operator() -> None:
     q, k = stored(1, 2, 20, 32, seed=0), stored(1, 2, 20, 32, seed=1)
-    expected = cast("Tensor", attention_fp8(q, k, k, causal=True))
+    expected = attention_fp8(q, k, k, causal=True)
     compiled = torch.compile(attention_fp8, backend="eager", fullgraph=True)
-    assert torch.equal(cast("Tensor", compiled(q, k, k, causal=True)), expected)
+    assert torch.equal(compiled(q, k, k, causal=True), expected)
 
 
 @pytest.mark.parametrize("with_lse", [False, True])

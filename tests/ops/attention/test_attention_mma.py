@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def run(
     """(out, log-sums) of one call."""
     recorder = record(monkeypatch, num_sms=10_000 if narrow else 1)
     out = framed(*q.shape, seed=7, edge=8 if q.stride(2) % 8 == 0 else 3)
-    _, lse = cast("Any", attention(q, k, v, out=out, return_lse=True, backend="mma", **options))
+    _, lse = attention(q, k, v, out=out, return_lse=True, backend="mma", **options)
     for launch in recorder.launches:
         mma_in_numpy.run(launch)
     return out, lse
@@ -168,9 +168,9 @@ def test_packed_sequences_equal_each_alone_bit_for_bit(mask: dict[str, Any], mon
     for longest in (90, 70):
         recorder = record(monkeypatch)
         out = torch.full_like(q, 7.0)
-        _, lse = cast("Any", attention_varlen(
+        _, lse = attention_varlen(
             q, k, v, starts, key_starts, longest, 130, out=out, return_lse=True, backend="mma", **mask
-        ))  # fmt: skip
+        )  # fmt: skip
         mma_in_numpy.run(recorder.launches[-1])
         assert (out[sum(lengths) :] == 7.0).all()
         for row, (n, m) in enumerate(zip(lengths, key_lengths, strict=True)):
@@ -186,7 +186,7 @@ def test_packed_sequences_equal_each_alone_bit_for_bit(mask: dict[str, Any], mon
 def test_no_sequences_and_no_queries_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = record(monkeypatch)
     q, k = randn(1, 2, 0, 64), randn(1, 2, 9, 64)
-    assert cast("Tensor", attention(q, k, k, backend="mma")).shape == q.shape
+    assert attention(q, k, k, backend="mma").shape == q.shape
     none = torch.zeros(1).int()
     attention_varlen(randn(3, 2, 64), randn(5, 2, 64), randn(5, 2, 64), none, none, 0, 0, backend="mma")
     assert not recorder.launches

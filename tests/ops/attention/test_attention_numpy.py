@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_every_mask_gives_attention(
     given = dict(mask)
     if given.pop("sinks", False):
         given["sinks"] = torch.tensor([[0.5, 7.0], [-1.0, 7.0]])[:, 0]  # not side by side
-    out, lse = cast("tuple[Tensor, Tensor]", attention(q, k, v, return_lse=True, backend="gluon", **given))
+    out, lse = attention(q, k, v, return_lse=True, backend="gluon", **given)
     exact, exact_lse = in_torch(q.float(), k.float(), v.float(), **given)
     near(out, exact)
     torch.testing.assert_close(lse, exact_lse, atol=1e-4, rtol=1e-4)
@@ -82,9 +82,9 @@ def test_keys_before_and_beyond_all_that_is_seen_may_hold_nan(mask: dict[str, An
     k[:, :, : 480 - left], v[:, :, : 480 - left] = NAN, NAN
     short = torch.full((1, 1, 700, 128), NAN).bfloat16()
     first = [short.index_copy(2, torch.arange(20 + right), t[:, :, -20 - right :]) for t in (k, v)]
-    assert not cast("Tensor", attention(q, *first, backend="gluon", **mask, align="top-left")).isnan().any()
+    assert not attention(q, *first, backend="gluon", **mask, align="top-left").isnan().any()
     near(
-        cast("Tensor", attention(q, k, v, backend="gluon", **mask)),
+        attention(q, k, v, backend="gluon", **mask),
         in_torch(q.float(), k.float(), v.float(), **mask)[0],
     )
 
@@ -115,7 +115,7 @@ def test_sequences_without_any_key_give_zeros() -> None:
     assert not out.any()
     assert (lse == -torch.inf).all()
     dense = randn(1, 2, 5, 64, seed=0)
-    assert not cast("Tensor", attention(dense, dense[:, :, :0], dense[:, :, :0], backend="gluon")).any()
+    assert not attention(dense, dense[:, :, :0], dense[:, :, :0], backend="gluon").any()
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -123,7 +123,7 @@ def test_scores_that_outgrow_the_first_tile_are_computed_anew(kernels: dict[str,
     q, k, v = randn(1, 1, 130, 128, seed=0), randn(1, 1, 600, 128, seed=1), randn(1, 1, 600, 128, seed=2)
     k[:, :, 5] *= 60
     k[:, :, 300] *= 30
-    out = cast("Tensor", attention(q, k, v, causal=causal, backend="gluon"))
+    out = attention(q, k, v, causal=causal, backend="gluon")
     near(out, in_torch(q.float(), k.float(), v.float(), causal=causal)[0])
 
 
@@ -137,7 +137,7 @@ def test_tiles_of_two_and_of_three_warpgroups_give_the_same_bits(
         monkeypatch.setattr(gluon_plan_impl, "_tile_for", lambda *_, tile=tile: tile)
         gluon_plan_impl.schedule.cache_clear()
         choose_impl._on_gpu.cache_clear()
-        found.append(cast("tuple[Tensor, Tensor]", attention(q, k, v, return_lse=True, backend="gluon", **mask)))
+        found.append(attention(q, k, v, return_lse=True, backend="gluon", **mask))
     assert [tile["config"]["WARPGROUPS"] for tile in tiles] == [3, 2]
     assert all(torch.equal(three, two) for three, two in zip(*found, strict=True))
     near(found[0][0], in_torch(q.float(), k.float(), v.float(), **mask)[0])
@@ -168,7 +168,7 @@ def multiplications(kernel: NumpyKernel, num_queries: int, num_keys: int, **opti
     """Of one head's attention, which has to be right."""
     q, k, v = (randn(1, 1, n, 128, seed=seed) for seed, n in enumerate((num_queries, num_keys, num_keys)))
     before = kernel.multiplications
-    out = cast("Tensor", attention(q, k, v, backend="gluon", **options))
+    out = attention(q, k, v, backend="gluon", **options)
     near(out, in_torch(q.float(), k.float(), v.float(), **options)[0])
     return kernel.multiplications - before
 
@@ -201,7 +201,7 @@ def test_tiles_taken_from_a_queue_give_the_bits_of_tiles_in_turns(
     starts, key_starts = (torch.tensor([0, *n]).cumsum(0).int() for n in (LENGTHS, KEY_LENGTHS))
     given = {"causal": True, "return_lse": True, "backend": "gluon"}
     call = (q, k, v, starts, key_starts, max(LENGTHS), max(KEY_LENGTHS))
-    in_turns = cast("tuple[Tensor, Tensor]", attention_varlen(*call, **given))
+    in_turns = attention_varlen(*call, **given)
     counters: list[Tensor] = []
 
     def order_of(plan: Any, *_: Any, **__: Any) -> tuple[Tensor, int, int]:
@@ -210,7 +210,7 @@ def test_tiles_taken_from_a_queue_give_the_bits_of_tiles_in_turns(
         return counters[-1], gluon_order_impl.QUEUE, plan.tiles
 
     monkeypatch.setattr(gluon_impl, "order_of", order_of)
-    taken = cast("tuple[Tensor, Tensor]", attention_varlen(*call, **given))
+    taken = attention_varlen(*call, **given)
     assert all(torch.equal(a, b) for a, b in zip(in_turns, taken, strict=True))
     # Every place by the first of the three programs, and one beyond the end by each of the others.
     assert counters[0][-1] == 3 * (len(counters[0]) - 1) + 2
@@ -286,7 +286,7 @@ def test_packed_sequences_and_pages_see_no_neighbours(
                     into[page, :rows] = tensor[at : at + rows]
         k, v = pages
         given["block_table"] = table
-    out, lse = cast("tuple[Tensor, Tensor]", attention_varlen(q, k, v, starts, key_starts, 200, 300, **given))
+    out, lse = attention_varlen(q, k, v, starts, key_starts, 200, 300, **given)
     near(out, exact)
     torch.testing.assert_close(lse, exact_lse, atol=1e-4, rtol=1e-4)
 
@@ -296,7 +296,7 @@ def test_without_a_single_page_every_sequence_gives_zeros(kernels: dict[str, Num
     pages, table = randn(0, 16, 1, 128, seed=1), torch.full((2, 3), -1, dtype=torch.int32)
     given: dict[str, Any] = {"block_table": table, "return_lse": True, "backend": "gluon"}
     out, lse = attention_varlen(randn(5, 2, 128, seed=0), pages, pages, starts, none, 3, 40, **given)
-    assert not cast("Tensor", out).any()
+    assert not out.any()
     assert (lse == -torch.inf).all()
     assert kernels["attention_kernel"].launches == 1
 
@@ -309,9 +309,9 @@ def test_pages_that_are_expanded_are_copied_first(kernels: dict[str, NumpyKernel
     pages, q = randn(*shape, seed=1).expand(4, 16, 1, 64), randn(5, 2, 64, seed=0)
     table = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32)
     given: dict[str, Any] = {"block_table": table}
-    out = cast("Tensor", attention_varlen(q, pages, pages, starts, key_starts, 3, 20, **given))
+    out = attention_varlen(q, pages, pages, starts, key_starts, 3, 20, **given)
     right = attention_varlen(q, *[pages.contiguous()] * 2, starts, key_starts, 3, 20, backend="gluon", **given)
-    near(out, cast("Tensor", right))
+    near(out, right)
     assert kernels["attention_kernel"].launches == 2
     with pytest.raises(UnsupportedError, match="strides"):
         attention_varlen(q, pages, pages, starts, key_starts, 3, 20, backend="gluon", **given)
@@ -335,14 +335,10 @@ def test_float8_rounds_nothing_but_its_weights(
     else:
         shapes = ((1, 2, 150, 96), (1, 1, 400, 96), (1, 1, 400, 96))
     q, k, v = (randn(*shape, seed=seed).to(torch.float8_e4m3fn) for seed, shape in enumerate(shapes))
-    exact, exact_lse = cast(
-        "tuple[Tensor, Tensor]", attention_fp8(q, k, v, return_lse=True, backend="reference", **scales, **given)
-    )
-    found, lse = cast(
-        "tuple[Tensor, Tensor]", attention_fp8(q, k, v, return_lse=True, backend="gluon", **scales, **given)
-    )
+    exact, exact_lse = attention_fp8(q, k, v, return_lse=True, backend="reference", **scales, **given)
+    found, lse = attention_fp8(q, k, v, return_lse=True, backend="gluon", **scales, **given)
     torch.testing.assert_close(lse, exact_lse, atol=1e-4, rtol=1e-4)
-    for out in (found, cast("Tensor", attention_fp8(q, k, v, backend="gluon", **scales, **given))):
+    for out in (found, attention_fp8(q, k, v, backend="gluon", **scales, **given)):
         assert (out.float() - exact.float()).abs().max() <= 2.0 * v.float().abs().max() / 16
         assert (out.float() - exact.float()).pow(2).mean().sqrt() <= 0.04 * exact.float().pow(2).mean().sqrt()
     assert kernels["fp8_kernel"].launches == 2
@@ -356,8 +352,8 @@ def test_float8_scores_up_to_2_to_the_25_octaves_give_the_values_of_their_highes
     q, k, v = (randn(1, 1, n, 128, seed=n).to(torch.float8_e4m3fn) for n in (66, 300, 301))
     v = v[:, :, :300]
     scales = {"q_scale": torch.tensor([q_scale])}
-    out = cast("Tensor", attention_fp8(q, k, v, backend="gluon", **scales)).float()
-    exact = cast("Tensor", attention_fp8(q, k, v, backend="reference", **scales)).float()
+    out = attention_fp8(q, k, v, backend="gluon", **scales).float()
+    exact = attention_fp8(q, k, v, backend="reference", **scales).float()
     # Where float32 tells two scores apart, one weight is all there is.
     assert (out - exact).abs().max() <= v.float().abs().max() / 16
     assert kernels["fp8_kernel"].launches == 1
@@ -393,7 +389,7 @@ def test_float8_rows_whose_window_begins_beyond_their_sequence_read_no_neighbour
     stored = [tensor.to(torch.float8_e4m3fn) for tensor in (q, k, v)]
     given: dict[str, Any] = {"window": (60, 0), "align": "top-left", "backend": "gluon"}
     packing = {"cu_seqlens_q": starts, "cu_seqlens_k": key_starts, "max_seqlen_q": 260, "max_seqlen_k": 200}
-    out = cast("Tensor", attention_fp8(*stored, **packing, **given))
+    out = attention_fp8(*stored, **packing, **given)
     assert not out[:260, 0].isnan().any()
     assert out[:5, 1].isnan().all()
     assert not out[65:260, 0].any()
@@ -407,7 +403,7 @@ def test_float8_rows_beyond_the_last_keys_window_are_zeros_whatever_other_heads_
     v = v[:, :, :5].clone()
     v[:, 1] = NAN
     stored = [tensor.to(torch.float8_e4m3fn) for tensor in (q, k, v)]
-    out = cast("Tensor", attention_fp8(*stored, window=(60, 0), align="top-left", backend="gluon"))
+    out = attention_fp8(*stored, window=(60, 0), align="top-left", backend="gluon")
     assert not out[:, 0].isnan().any()
     assert out[:, 1, :5].isnan().all()
     assert not out[:, 0, 65:].any()

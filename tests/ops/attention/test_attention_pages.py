@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -52,12 +52,12 @@ def test_pages_are_attended_to_as_if_they_lay_in_a_row(size: int, mask: dict[str
     longest = (max(LENGTHS), max(KEY_LENGTHS))
     expected = attention_varlen(q, k, v, starts, key_starts, *longest, **mask)
     out = attention_varlen(q, k_pages, v_pages, starts, key_starts, *longest, block_table=table, **mask)
-    assert torch.equal(cast("Tensor", out), cast("Tensor", expected))
+    assert torch.equal(out, expected)
     later = attention_varlen(q, k_pages, v_pages, starts, key_starts + 3, *longest, block_table=table, **mask)
-    assert torch.equal(cast("Tensor", later), cast("Tensor", expected))
+    assert torch.equal(later, expected)
     compiled = torch.compile(attention_varlen, backend="eager", fullgraph=True)
     again = compiled(q, k_pages, v_pages, starts, key_starts, *longest, block_table=table, **mask)
-    assert torch.equal(cast("Tensor", again), cast("Tensor", expected))
+    assert torch.equal(again, expected)
 
 
 @pytest.mark.parametrize(("head_dim", "size", "window"), [(16, 7, None), (48, 16, 30), (64, 64, None), (80, 1, 100)])
@@ -68,10 +68,9 @@ def test_a_prompt_cut_anywhere_has_the_same_bits_on_a_cpu(head_dim: int, size: i
 
     def part(first: int, end: int) -> Tensor:
         given = starts_of([end - first]), starts_of([end]), end - first, end
-        found = attention_varlen(
+        return attention_varlen(
             q[first:end], k_pages, v_pages, *given, block_table=table, causal=True, window=window
         )  # fmt: skip
-        return cast("Tensor", found)
 
     whole, (exact, baseline) = part(0, 150), (
         oracle(*(x.to(dtype).transpose(0, 1)[None] for x in (q, k, v)), causal=True, window=window)[0]
@@ -99,7 +98,7 @@ def test_a_page_that_no_query_sees_need_not_exist(mask: dict[str, Any], unseen: 
     for place in [*unseen, (1, 0), (1, 1)]:  # of the second sequence, which has no queries, none is seen
         table[place] = -1
     out = attention_varlen(q, k_pages, v_pages, *given, block_table=table, **mask)
-    assert torch.equal(cast("Tensor", out), cast("Tensor", expected))
+    assert torch.equal(out, expected)
     table[2, 0] = -1
     with pytest.raises(InvalidArgumentError, match="block_table: -1"):
         attention_varlen(q, k_pages, v_pages, *given, block_table=table, **mask)
@@ -112,7 +111,7 @@ def test_of_sequences_in_pages_only_the_lengths_count() -> None:
         attention_varlen(q, pages, pages, starts, torch.tensor(keys, dtype=torch.int32), 4, 8, block_table=table)
         for keys in ([0, 8], [2, 10])
     )
-    assert torch.equal(cast("Tensor", later), cast("Tensor", first))
+    assert torch.equal(later, first)
     keys = torch.tensor([2, 11], dtype=torch.int32)
     with pytest.raises(OnewaveError):
         attention_varlen(q, pages, pages, starts, keys, 4, 9, block_table=table)
@@ -132,7 +131,7 @@ def test_there_may_be_no_page_where_no_sequence_has_keys() -> None:
     out, lse = attention_varlen(
         randn(5, 2, 32, seed=0), pages, pages, starts_of([2, 3]), starts_of([0, 0]), 3, 40, **given
     )
-    assert not cast("Tensor", out).any()
+    assert not out.any()
     assert (lse == -torch.inf).all()
 
 
