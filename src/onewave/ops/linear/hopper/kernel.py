@@ -97,9 +97,9 @@ class Ring(NamedTuple):
 
 
 @gluon.constexpr_function
-def sums_layout(columns):
-    """Layout of a warpgroup's sums [64, columns]."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+def sums_layout(columns, across=64):
+    """Layout of a warpgroup's sums [64, columns]. across: columns of K in a row of 128 bytes."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, across // 4])
 
 
 @gluon.jit
@@ -117,6 +117,7 @@ def load_partition(x, w, extra, sizes, ring, c):
     WARPGROUPS: gl.constexpr = c.WARPGROUPS
     SLICES: gl.constexpr = c.SLICES
     WIDTH: gl.constexpr = c.COLUMNS + c.EXTRA
+    ACROSS: gl.constexpr = ring.w.shape[2]
     after_last(c.PDL)
     slot = 0
     phase = 1
@@ -128,7 +129,7 @@ def load_partition(x, w, extra, sizes, ring, c):
             mbarrier.expect(full, SLICES * (WARPGROUPS * c.BOX_ROWS + WIDTH) * 128)
             for part in gl.static_range(SLICES):
                 at = slot * SLICES + part
-                k = (step * SLICES + part) * 64
+                k = (step * SLICES + part) * ACROSS
                 first = column * WIDTH
                 beyond = first + c.COLUMNS
                 if c.GATED:
@@ -147,43 +148,53 @@ def load_partition(x, w, extra, sizes, ring, c):
 
 
 @gluon.jit
-def multiply_partition(out, bias, sizes, ring, staging, c, group: gl.constexpr):
+def chained_sums(sizes, ring, slot, phase, c, group: gl.constexpr, SUMS: gl.constexpr):
+    """A tile's sums, and its further columns', of dtype SUMS in one chain over K; the slot and phase behind it."""
     COLUMNS: gl.constexpr = c.COLUMNS
     EXTRA: gl.constexpr = c.EXTRA
     MORE: gl.constexpr = EXTRA if EXTRA > 0 else 8
+    ACROSS: gl.constexpr = ring.w.shape[2]
     STAGES: gl.constexpr = c.STAGES
     SLICES: gl.constexpr = c.SLICES
+    sums = gl.zeros([64, COLUMNS], SUMS, sums_layout(COLUMNS, ACROSS))
+    more = gl.zeros([64, MORE], SUMS, sums_layout(MORE, ACROSS))
+    for step in range(sizes.steps):
+        mbarrier.wait(ring.full.index(slot), phase)
+        for part in gl.static_range(SLICES):
+            at = slot * SLICES + part
+            left = ring.x.index(at * c.WARPGROUPS + group)
+            sums = warpgroup_mma(left, ring.w.index(at).permute((1, 0)), sums, use_acc=True, is_async=True)
+            if EXTRA > 0:
+                more = warpgroup_mma(left, ring.extra.index(at).permute((1, 0)), more, use_acc=True, is_async=True)
+        # The products before have read their stage, which is free while these run.
+        if EXTRA > 0:
+            sums, more = warpgroup_mma_wait(2 * SLICES, deps=[sums, more])
+        else:
+            sums = warpgroup_mma_wait(SLICES, deps=[sums])
+        gl.thread_barrier()
+        mbarrier.arrive(ring.free.index((slot + STAGES - 1) % STAGES), count=1, pred=step > 0)
+        slot += 1
+        if slot == STAGES:
+            slot = 0
+            phase ^= 1
+    if EXTRA > 0:
+        sums, more = warpgroup_mma_wait(0, deps=[sums, more])
+    else:
+        sums = warpgroup_mma_wait(0, deps=[sums])
+    gl.thread_barrier()
+    mbarrier.arrive(ring.free.index((slot + STAGES - 1) % STAGES), count=1)
+    return sums, more, slot, phase
+
+
+@gluon.jit
+def multiply_partition(out, bias, sizes, ring, staging, c, group: gl.constexpr):
+    COLUMNS: gl.constexpr = c.COLUMNS
+    EXTRA: gl.constexpr = c.EXTRA
     slot = 0
     phase = 0
     for tile in range(gl.program_id(0), sizes.row_blocks * sizes.column_blocks, gl.num_programs(0)):
         row, column = tile_place(tile, sizes, c)
-        sums = gl.zeros([64, COLUMNS], gl.float32, sums_layout(COLUMNS))
-        more = gl.zeros([64, MORE], gl.float32, sums_layout(MORE))
-        for step in range(sizes.steps):
-            mbarrier.wait(ring.full.index(slot), phase)
-            for part in gl.static_range(SLICES):
-                at = slot * SLICES + part
-                left = ring.x.index(at * c.WARPGROUPS + group)
-                sums = warpgroup_mma(left, ring.w.index(at).permute((1, 0)), sums, use_acc=True, is_async=True)
-                if EXTRA > 0:
-                    more = warpgroup_mma(left, ring.extra.index(at).permute((1, 0)), more, use_acc=True, is_async=True)
-            # The products before have read their stage, which is free while these run.
-            if EXTRA > 0:
-                sums, more = warpgroup_mma_wait(2 * SLICES, deps=[sums, more])
-            else:
-                sums = warpgroup_mma_wait(SLICES, deps=[sums])
-            gl.thread_barrier()
-            mbarrier.arrive(ring.free.index((slot + STAGES - 1) % STAGES), count=1, pred=step > 0)
-            slot += 1
-            if slot == STAGES:
-                slot = 0
-                phase ^= 1
-        if EXTRA > 0:
-            sums, more = warpgroup_mma_wait(0, deps=[sums, more])
-        else:
-            sums = warpgroup_mma_wait(0, deps=[sums])
-        gl.thread_barrier()
-        mbarrier.arrive(ring.free.index((slot + STAGES - 1) % STAGES), count=1)
+        sums, more, slot, phase = chained_sums(sizes, ring, slot, phase, c, group, gl.float32)
         first_row = (row * c.WARPGROUPS + group) * 64
         first_column = column * (COLUMNS + EXTRA)
         if c.TURNS:

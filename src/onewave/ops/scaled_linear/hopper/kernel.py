@@ -38,7 +38,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from onewave.gpu.dependent_launch import after_last
-from onewave.ops.linear.hopper.kernel import Ring, column_pieces, tile_place
+from onewave.ops.linear.hopper.kernel import (
+    Ring,
+    chained_sums,
+    column_pieces,
+    load_partition,
+    store_plainly,
+    sums_layout,
+    tile_place,
+)
 from onewave.ops.scaled_linear.rounding_impl import to_int8
 
 
@@ -62,6 +70,7 @@ class Constants(NamedTuple):
     LOW: Any
     HIGH: Any
     HALF_AWAY: Any
+    GATED: Any = False
 
 
 class Sizes(NamedTuple):
@@ -85,78 +94,6 @@ class Numbers(NamedTuple):
     factor: Any
 
 
-@gluon.constexpr_function
-def sums_layout(columns):
-    """Layout of a warpgroup's sums [64, columns]."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 32])
-
-
-@gluon.jit
-def load_partition(x, w, extra, sizes, ring, c):
-    WARPGROUPS: gl.constexpr = c.WARPGROUPS
-    SLICES: gl.constexpr = c.SLICES
-    WIDTH: gl.constexpr = c.COLUMNS + c.EXTRA
-    after_last(c.PDL)
-    slot = 0
-    phase = 1
-    for tile in range(gl.program_id(0), sizes.row_blocks * sizes.column_blocks, gl.num_programs(0)):
-        row, column = tile_place(tile, sizes, c)
-        for step in range(sizes.steps):
-            full = ring.full.index(slot)
-            mbarrier.wait(ring.free.index(slot), phase)
-            mbarrier.expect(full, SLICES * (WARPGROUPS * c.BOX_ROWS + WIDTH) * 128)
-            for part in gl.static_range(SLICES):
-                at = slot * SLICES + part
-                k = (step * SLICES + part) * 128
-                first = column * WIDTH
-                tma.async_copy_global_to_shared(w, [first, k], full, ring.w.index(at))
-                if c.EXTRA > 0:
-                    tma.async_copy_global_to_shared(extra, [first + c.COLUMNS, k], full, ring.extra.index(at))
-                for group in gl.static_range(WARPGROUPS):
-                    target = ring.x.index(at * WARPGROUPS + group).slice(0, c.BOX_ROWS)
-                    tma.async_copy_global_to_shared(x, [(row * WARPGROUPS + group) * 64, k], full, target)
-            slot += 1
-            if slot == c.STAGES:
-                slot = 0
-                phase ^= 1
-
-
-@gluon.jit
-def chained_sums(sizes, ring, slot, phase, c, group: gl.constexpr):
-    """A tile's sums of int8 in one chain; the slot and phase behind it."""
-    COLUMNS: gl.constexpr = c.COLUMNS
-    MORE: gl.constexpr = c.EXTRA if c.EXTRA > 0 else 8
-    SLICES: gl.constexpr = c.SLICES
-    sums = gl.zeros([64, COLUMNS], gl.int32, sums_layout(COLUMNS))
-    more = gl.zeros([64, MORE], gl.int32, sums_layout(MORE))
-    for step in range(sizes.steps):
-        mbarrier.wait(ring.full.index(slot), phase)
-        for part in gl.static_range(SLICES):
-            at = slot * SLICES + part
-            left = ring.x.index(at * c.WARPGROUPS + group)
-            sums = warpgroup_mma(left, ring.w.index(at).permute((1, 0)), sums, use_acc=True, is_async=True)
-            if c.EXTRA > 0:
-                more = warpgroup_mma(left, ring.extra.index(at).permute((1, 0)), more, use_acc=True, is_async=True)
-        # The products before have read their stage, which is free while these run.
-        if c.EXTRA > 0:
-            sums, more = warpgroup_mma_wait(2 * SLICES, deps=[sums, more])
-        else:
-            sums = warpgroup_mma_wait(SLICES, deps=[sums])
-        gl.thread_barrier()
-        mbarrier.arrive(ring.free.index((slot + c.STAGES - 1) % c.STAGES), count=1, pred=step > 0)
-        slot += 1
-        if slot == c.STAGES:
-            slot = 0
-            phase ^= 1
-    if c.EXTRA > 0:
-        sums, more = warpgroup_mma_wait(0, deps=[sums, more])
-    else:
-        sums = warpgroup_mma_wait(0, deps=[sums])
-    gl.thread_barrier()
-    mbarrier.arrive(ring.free.index((slot + c.STAGES - 1) % c.STAGES), count=1)
-    return sums, more, slot, phase
-
-
 @gluon.jit
 def promoted_sums(sizes, ring, slot, phase, c, group: gl.constexpr):
     """A tile's sums of e4m3, each 128 columns of K added in float32; the slot and phase behind it.
@@ -164,8 +101,8 @@ def promoted_sums(sizes, ring, slot, phase, c, group: gl.constexpr):
     A stage is two such blocks: the second one's products run while the first one is added.
     """
     COLUMNS: gl.constexpr = c.COLUMNS
-    sums = gl.zeros([64, COLUMNS], gl.float32, sums_layout(COLUMNS))
-    zero = gl.zeros([64, COLUMNS], gl.float32, sums_layout(COLUMNS))
+    sums = gl.zeros([64, COLUMNS], gl.float32, sums_layout(COLUMNS, 128))
+    zero = gl.zeros([64, COLUMNS], gl.float32, sums_layout(COLUMNS, 128))
     for _ in range(sizes.steps):
         mbarrier.wait(ring.full.index(slot), phase)
         at = slot * 2
@@ -196,7 +133,7 @@ def multiply_partition(out, numbers, sizes, ring, staging, c, group: gl.constexp
     for tile in range(gl.program_id(0), sizes.row_blocks * sizes.column_blocks, gl.num_programs(0)):
         row, column = tile_place(tile, sizes, c)
         if c.DTYPE == gl.int8:
-            sums, more, slot, phase = chained_sums(sizes, ring, slot, phase, c, group)
+            sums, more, slot, phase = chained_sums(sizes, ring, slot, phase, c, group, gl.int32)
         else:
             sums, more, slot, phase = promoted_sums(sizes, ring, slot, phase, c, group)
         first_row = (row * c.WARPGROUPS + group) * 64
@@ -217,11 +154,7 @@ def multiply_partition(out, numbers, sizes, ring, staging, c, group: gl.constexp
                 gl.thread_barrier()
                 tma.async_copy_shared_to_global(out, [first_row, at], staged)
             else:
-                across = at + gl.arange(0, piece.shape[1], layout=gl.SliceLayout(0, piece.type.layout))
-                down = first_row + gl.arange(0, 64, layout=gl.SliceLayout(1, piece.type.layout))
-                to = out + down.to(gl.int64)[:, None] * sizes.columns + across[None, :]
-                inside = (down < sizes.rows)[:, None] & (across < sizes.columns)[None, :]
-                gl.store(to, piece.to(out.dtype.element_ty), mask=inside)
+                store_plainly(piece, out, first_row, at, sizes)
     tma.store_wait(0)
 
 
