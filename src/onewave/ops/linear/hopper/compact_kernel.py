@@ -37,7 +37,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from onewave.gpu.dependent_launch import after_last
-from onewave.ops.linear.hopper.kernel import Constants, Ring, Sizes, multiply_partition, tile_place
+from onewave.ops.linear.hopper.kernel import Constants, Sizes, allocate_ring, multiply_partition, tile_place
 
 _LIST_WORDS = gl.constexpr(32)
 _MASK, _GAP = gl.constexpr(0x8FFF8FFF - (1 << 32)), gl.constexpr(0x00070007)
@@ -359,20 +359,7 @@ def compact_gemm_kernel(
         words=words, lists=lists, places=places + first_place, scales=scales + first_scale, tiles=tiles, blocks=blocks,
         listed=listed,
     )  # fmt: skip
-    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    PIECE: gl.constexpr = min(COLUMNS // 2 if GATED else COLUMNS, 64)
-    SLOTS: gl.constexpr = STAGES * SLICES
-    of_x = gl.allocate_shared_memory(DTYPE, [SLOTS * WARPGROUPS, 64, 64], OPERAND)
-    of_w = gl.allocate_shared_memory(DTYPE, [SLOTS, COLUMNS, 64], OPERAND)
-    staging = gl.allocate_shared_memory(DTYPE, [WARPGROUPS * 2, 64, PIECE], gl.NVMMASharedLayout(PIECE * 2, 16, 2))
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=2)
-        mbarrier.init(free.index(stage), count=WARPGROUPS)
-    fence_async_shared()
-    gl.thread_barrier()
-    ring = Ring(x=of_x, w=of_w, extra=of_w, full=full, free=free)
+    ring, staging = allocate_ring(c, DTYPE, min(COLUMNS // 2 if GATED else COLUMNS, 64), 64, 2)
     if WARPGROUPS == 1:
         gl.warp_specialize(
             [

@@ -103,6 +103,29 @@ def sums_layout(columns, across=64):
 
 
 @gluon.jit
+def allocate_ring(c, OUT: gl.constexpr, PIECE: gl.constexpr, ACROSS: gl.constexpr, FILLERS: gl.constexpr):
+    """The ring, its mbarriers ready, and what pieces of PIECE columns of dtype OUT go out from.
+
+    ACROSS: columns of K in a row of 128 bytes. FILLERS: arrivals that say that a stage is full."""
+    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 1024 // ACROSS, 2)
+    SLOTS: gl.constexpr = c.STAGES * c.SLICES
+    x = gl.allocate_shared_memory(c.DTYPE, [SLOTS * c.WARPGROUPS, 64, ACROSS], OPERAND)
+    w = gl.allocate_shared_memory(c.DTYPE, [SLOTS, c.COLUMNS, ACROSS], OPERAND)
+    extra = w
+    if c.EXTRA > 0:
+        extra = gl.allocate_shared_memory(c.DTYPE, [SLOTS, c.EXTRA, ACROSS], OPERAND)
+    staging = gl.allocate_shared_memory(OUT, [c.WARPGROUPS * 2, 64, PIECE], gl.NVMMASharedLayout(PIECE * 2, 16, 2))
+    full = gl.allocate_shared_memory(gl.int64, [c.STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [c.STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(c.STAGES):
+        mbarrier.init(full.index(stage), count=FILLERS)
+        mbarrier.init(free.index(stage), count=c.WARPGROUPS)
+    fence_async_shared()
+    gl.thread_barrier()
+    return Ring(x=x, w=w, extra=extra, full=full, free=free), staging
+
+
+@gluon.jit
 def tile_place(tile, sizes, c):
     """(row block, column block) of a tile."""
     BAND: gl.constexpr = c.BAND
@@ -299,23 +322,7 @@ def gemm_kernel(
         rows=rows, columns=columns, of_bias=columns * (2 if GATED else 1), row_blocks=row_blocks,
         column_blocks=column_blocks, steps=steps,
     )  # fmt: skip
-    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    PIECE: gl.constexpr = min(COLUMNS, 64)
-    SLOTS: gl.constexpr = STAGES * SLICES
-    of_x = gl.allocate_shared_memory(DTYPE, [SLOTS * WARPGROUPS, 64, 64], OPERAND)
-    of_w = gl.allocate_shared_memory(DTYPE, [SLOTS, COLUMNS, 64], OPERAND)
-    of_extra = of_w
-    if EXTRA > 0:
-        of_extra = gl.allocate_shared_memory(DTYPE, [SLOTS, EXTRA, 64], OPERAND)
-    staging = gl.allocate_shared_memory(DTYPE, [WARPGROUPS * 2, 64, PIECE], gl.NVMMASharedLayout(PIECE * 2, 16, 2))
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=WARPGROUPS)
-    fence_async_shared()
-    gl.thread_barrier()
-    ring = Ring(x=of_x, w=of_w, extra=of_extra, full=full, free=free)
+    ring, staging = allocate_ring(c, DTYPE, min(COLUMNS, 64), 64, 1)
     gl.warp_specialize(
         [
             (multiply_partition, (out, bias, sizes, ring, staging, c, 0)),

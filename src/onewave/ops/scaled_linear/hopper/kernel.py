@@ -39,7 +39,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from onewave.gpu.dependent_launch import after_last
 from onewave.ops.linear.hopper.kernel import (
-    Ring,
+    allocate_ring,
     chained_sums,
     column_pieces,
     load_partition,
@@ -207,23 +207,7 @@ def scaled_kernel(
     )  # fmt: skip
     sizes = Sizes(rows=rows, columns=columns, row_blocks=row_blocks, column_blocks=column_blocks, steps=steps)
     numbers = Numbers(x_scale=x_scale, w_scale=w_scale, bias=bias, shift=shift, smooth=smooth, factor=factor)
-    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
-    PIECE: gl.constexpr = min(COLUMNS, 64)
-    SLOTS: gl.constexpr = STAGES * SLICES
-    of_x = gl.allocate_shared_memory(DTYPE, [SLOTS * WARPGROUPS, 64, 128], OPERAND)
-    of_w = gl.allocate_shared_memory(DTYPE, [SLOTS, COLUMNS, 128], OPERAND)
-    of_extra = of_w
-    if EXTRA > 0:
-        of_extra = gl.allocate_shared_memory(DTYPE, [SLOTS, EXTRA, 128], OPERAND)
-    staging = gl.allocate_shared_memory(OUT_DTYPE, [WARPGROUPS * 2, 64, PIECE], gl.NVMMASharedLayout(PIECE * 2, 16, 2))
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=WARPGROUPS)
-    fence_async_shared()
-    gl.thread_barrier()
-    ring = Ring(x=of_x, w=of_w, extra=of_extra, full=full, free=free)
+    ring, staging = allocate_ring(c, OUT_DTYPE, min(COLUMNS, 64), 128, 1)
     gl.warp_specialize(
         [
             (multiply_partition, (out, numbers, sizes, ring, staging, c, 0)),
