@@ -123,7 +123,7 @@ class AsyncLLM:
         def prepare() -> Job:
             return self.llm.prepare(prompt, params, add_special_tokens=add_special_tokens)
 
-        return await _beside(prepare, len(prompt.text or prompt.token_ids or ()), params)
+        return await _beside(prepare, 0 if prompt.token_ids is not None else len(prompt.text or ""), params)
 
     async def prepare_chat(self, conversation: Conversation, params: SamplingParams, layout: ChatLayout) -> Job:
         """Lay a conversation out, encode and check it, as `prepare`."""

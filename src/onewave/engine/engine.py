@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 from weakref import WeakSet
 
 import torch
@@ -38,6 +38,7 @@ from onewave.engine.prompt.passes import PromptChunk
 from onewave.engine.request import Detokenizer, Ends, Reader, Request, Sample
 from onewave.engine.rows import DecodeRows, sample_of, sampler_row
 from onewave.engine.sampler import Sampled, Sampler
+from onewave.engine.scheduler.load import EngineLoad, HostTimes
 from onewave.engine.scheduler.scheduler import Scheduler
 from onewave.engine.scheduler.sequence import PassLimits, Scheduled, StepPlan
 from onewave.memory.block_pool import BlockEvent, BlockPool, PrefixCaching
@@ -45,6 +46,9 @@ from onewave.memory.shortage import is_out_of_memory
 from onewave.memory.staging import Staging
 from onewave.models.batch import StepRows
 from onewave.ops.sampling import rows_without_numbers, stream_key, token_logprobs
+
+# How long Python is left to readers of first tokens before a step is launched: about what waking one takes.
+_FIRST_TOKENS_SECONDS = 100e-6
 
 
 class Runner(Protocol):
@@ -87,17 +91,6 @@ class Runner(Protocol):
         ...
 
 
-class EngineLoad(NamedTuple):
-    """What an engine has to do. used_blocks: the share of KV blocks that sequences hold. num_preempted: since it was
-    made, sequences that gave up their blocks for others. steps: how many had so many tokens, of prompts or rows."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    used_blocks: float = 0.0
-    num_preempted: int = 0
-    steps: Mapping[int, int] = {}
-
-
 @dataclass(frozen=True, slots=True)
 class _InFlight:
     """A launched step with tokens that the host has not read: copies under way to host memory, done when `ready` is.
@@ -137,7 +130,7 @@ class Engine:
         self._token_text = cache(text_of)
         self._seed = seed
         self._num_requests = self._num_preempted = 0
-        self._steps = Counter[int]()
+        self._steps, self._host = Counter[int](), HostTimes()
         self._scheduler = self._new_scheduler()
         # Requests that have not ended, and ended ones that a caller still holds.
         self._live: WeakSet[Request] = WeakSet()
@@ -160,7 +153,8 @@ class Engine:
         """How much there is to do now. Any thread may ask."""
         plans, pool = self._scheduler, self._scheduler.pool
         used = 1 - pool.num_free / pool.num_blocks
-        return EngineLoad(plans.num_running, plans.num_waiting, used, self._num_preempted, self._steps.copy())
+        host = self._host.steps, self._host.seconds.copy()
+        return EngineLoad(plans.num_running, plans.num_waiting, used, self._num_preempted, self._steps.copy(), *host)
 
     @torch.inference_mode()
     def add(
@@ -255,6 +249,7 @@ class Engine:
             # Reading first may free more slots, and keeps every sample's tokens in order.
             self.tell_readers()
             self._read(0)
+        self._host.begin()
         plan = self._scheduler.plan()
         self._num_preempted += len(plan.preempted)
         self._steps[plan.num_tokens] += 1
@@ -267,25 +262,28 @@ class Engine:
         if plan.chunks:
             self._run_prompts(plan)
             return False
+        self._host.end("scheduler")
         ahead = self._runner.run_ahead if self._decode(plan) else 0
         self.tell_readers()
+        self._host.end("readers")
         self._read(ahead)
         # Where it does not hold all requests end, and the pool is made anew.
         assert self.has_work or self._scheduler.pool.num_free == self._runner.num_blocks, "KV blocks without an owner"
         return ahead > 0
 
-    def tell_readers(self) -> None:
-        """Put what has changed since the last call into requests' updates, then wake readers once each."""
+    def tell_readers(self) -> bool:
+        """Put what has changed since the last call into requests' updates, then wake readers once each. Returns whether
+        one was woken."""
         if not self._changed:
-            return
+            return False
         now = time.perf_counter()
         for request in self._changed:
             request.tell_reader(now)
-        wakes = {request.wake for request in self._changed}
+        wakes = {request.wake for request in self._changed if request.wake is not None}
         self._changed.clear()
         for wake in wakes:
-            if wake is not None:
-                wake()
+            wake()
+        return bool(wakes)
 
     def abort(self, request: Request, failure: BaseException | None = None) -> None:
         """Drop a request, wherever it is; its slots are free at once. Finished ones are left as they are. failure: the
@@ -351,6 +349,8 @@ class Engine:
             return
         self.tell_readers()  # of the decode step before: the pass may take long
         self._read(0)
+        if self.tell_readers():
+            time.sleep(_FIRST_TOKENS_SECONDS)
 
     def _run_pass(self, plan: StepPlan) -> None:
         """Launch a pass, and the sampling of the first tokens that it ends with."""
@@ -410,12 +410,17 @@ class Engine:
             rows = self._rows = DecodeRows.build(plan.rows, rows, self._sampler)
         numbers = [each.launched for each in plan.rows]
         logits = self._runner.decode(rows.next)
+        self._host.end("launch")
         if rows.plan.has_masks:
             self._read(0)  # what a grammar allows follows from the token before; the device runs this step meanwhile
         sampled = rows.plan(logits)
+        self._host.end("sampling")
         rows.advance(sampled.tokens)
         self._scheduler.ran(plan)
+        self._host.end("scheduler")
         self._launch_copy(rows.samples, numbers, sampled)
+        self._host.end("launch")
+        self._host.steps += 1
         return True
 
     def _launch_copy(self, samples: list[Sample], numbers: list[int], sampled: Sampled) -> None:
@@ -432,6 +437,7 @@ class Engine:
             step = self._in_flight.popleft()
             if step.ready is not None:
                 step.ready.synchronize()
+            self._host.begin()
             self._runner.check()  # before a reader sees a token of a launch that gave up
             for row in rows_without_numbers(step.sampled.highest):
                 self._end_without_numbers(step.samples[row])
@@ -440,6 +446,7 @@ class Engine:
             if self._staging is not None:
                 self._staging.give(step.sampled.parts)
             self._note_tokens(step, tokens, logprobs)
+            self._host.end("detokenising")
 
     def _end_without_numbers(self, sample: Sample) -> None:
         if not sample.finished:

@@ -16,7 +16,7 @@ from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import COMPACT
 from onewave.engine.arguments import EngineOptions, check_place, flag
-from onewave.engine.engine import Engine, EngineLoad
+from onewave.engine.engine import Engine
 from onewave.engine.grammar.compiler import Grammar, GrammarCompiler
 from onewave.engine.grammar.params import StructuredOutputsParams
 from onewave.engine.load.choices import (
@@ -33,6 +33,7 @@ from onewave.engine.params import SamplingParams
 from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, check_params, parse_params, parse_prompts
 from onewave.engine.request import Detokenizer, Reader, Request, RequestState
 from onewave.engine.runner import ModelRunner
+from onewave.engine.scheduler.load import EngineLoad
 from onewave.engine.text.conversations import ChatLayout, Conversation, parse_conversations
 from onewave.engine.text.lengths import check_length, is_long, refuse_length
 from onewave.engine.thread import EngineThread
@@ -372,10 +373,8 @@ class LLM:
         return self._grammars.compile(form)
 
     def submit(self, job: Job, reader: Reader, answer: Callable[[Request | BaseException], object]) -> None:
-        """Begin a request between two steps, without waiting for it.
-
-        answer: gets the request, or what kept it from being made, in the engine's thread, before the reader gets any
-        state of it."""
+        """Begin a request between two steps, without waiting for it. answer: gets the request, or what kept it from
+        being made, in the engine's thread, before the reader gets any state of it."""
 
         def begin() -> None:
             try:

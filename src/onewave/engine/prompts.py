@@ -98,6 +98,8 @@ def _one(prompt: object) -> RawPrompt:
 
 def _token_ids(ids: object) -> tuple[int, ...]:
     found = items("prompt", ids, _FORMS)
+    if set(map(type, found)) == {int}:  # nearly always, and a prompt may be long
+        return tuple(cast("list[int]", found))
     for token_id in found:
         if not is_whole(token_id):
             raise InvalidArgumentError("prompt", got=f"a list with {shown(token_id)}", allowed=_FORMS)

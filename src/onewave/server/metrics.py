@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, gen
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from onewave.engine.aio import AsyncLLM
-from onewave.engine.engine import EngineLoad
 from onewave.engine.llm import Job
 from onewave.engine.output import RequestOutput
+from onewave.engine.scheduler.load import EngineLoad
 
 _FIRST_TOKEN = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -111,6 +111,7 @@ class Metrics:
             (CounterMetricFamily, "prefix_cache_hits", "Those that were there.", totals.cached_tokens),
             (CounterMetricFamily, "prompt_tokens_cached", "Prompt tokens that did not run.", totals.cached_tokens),
             (CounterMetricFamily, "num_preemptions", "Sequences that gave way to others.", load.num_preempted),
+            (CounterMetricFamily, "decode_steps", "Steps in which sequences decoded.", load.decode_steps),
             (GaugeMetricFamily, "num_requests_running", "Sequences that run.", load.num_running),
             (GaugeMetricFamily, "num_requests_waiting", "Sequences that wait.", load.num_waiting),
             (GaugeMetricFamily, "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", load.used_blocks),
@@ -134,6 +135,11 @@ class Metrics:
         for source, count in sources.items():
             by_source.add_metric([*values, source], count)
         yield by_source
+        name, what = "decode_host_seconds", "What those steps took of the host, by part."
+        by_part = CounterMetricFamily(self._prefix + name, what, labels=[*names, "part"])
+        for part, seconds in load.host_seconds.items():
+            by_part.add_metric([*values, part], seconds)
+        yield by_part
         name, what = "num_requests_waiting_by_reason", "Sequences that wait: for a slot or KV blocks."
         waiting = GaugeMetricFamily(self._prefix + name, what, labels=[*names, "reason"])
         waiting.add_metric([*values, "capacity"], load.num_waiting)

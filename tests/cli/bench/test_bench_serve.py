@@ -32,11 +32,13 @@ def test_each_load_has_its_latencies_in_table_ledger_and_picture(onewave, url, t
     files = ("--ledger", tmp_path, "--plot", tmp_path / "picture.svg")
     done = onewave("bench", "serve", "--url", url, *SMALL, "--clients", "1,3", "--conversations", "6", *files)
     assert done.status == 0, done.err
-    assert [done.out.count(name) for name in ("1 client ", "3 clients", "ttft", "end_to_end")] == [1, 1, 2, 2]
+    assert [done.out.count(name) for name in ("1 client ", "3 clients ", "ttft", "end_to_end")] == [1, 1, 2, 2]
+    assert [f"{load}: host a step: scheduler" in done.out for load in ("1 client", "3 clients")] == [True, True]
     lines = list(read_ledger(tmp_path / "cpu.jsonl"))
     assert [line["metric"] for line in lines] == METRICS * 2
     assert {line["model"] for line in lines} == {NAME}
     assert [line["extra"]["clients"] for line in lines[::4]] == [1, 3]
+    assert all(us > 0 for line in lines for us in line["extra"]["host_us_per_step"].values())
     ElementTree.parse(tmp_path / "picture.svg")
 
 

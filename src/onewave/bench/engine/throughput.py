@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from onewave.bench.engine.transformers_peer import random_transformers
 from onewave.bench.ledger import Measurement
 from onewave.engine.llm import LLM
 from onewave.engine.params import SamplingParams
+from onewave.engine.scheduler.load import EngineLoad
 from onewave.weights.fetch.sources import ModelLocation
 
 _Show = Callable[[str], None]
@@ -26,12 +27,14 @@ _CPU_SHARE = 0.1
 @dataclass(frozen=True)
 class Throughput:
     """`case.batch_size` requests of case.prompt tokens, each answered by case.generate. seconds: until all are.
-    together: sequences that run at once; None: as many as the engine likes."""
+    together: sequences that run at once; None: as many as the engine likes. host_us: what a decode step took of our
+    host, by part."""
 
     engine: str
     case: Case
     together: int | None
     seconds: Summary
+    host_us: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def tokens_per_second(self) -> float:
@@ -47,6 +50,7 @@ class Throughput:
             "generated_tokens": self.case.generate,
             "max_num_seqs": self.together,
             "tokens_per_second": self.tokens_per_second,
+            "host_us_per_step": dict(self.host_us) or None,
         }
         return Measurement(model, "throughput", "s", self.seconds, None, own | extra)
 
@@ -58,12 +62,15 @@ def measure_throughput(llm: LLM, case: Case, *, reps: int, warmup: int, show: _S
         got, allowed = f"{case.prompt + case.generate} tokens", f"up to max_model_len={llm.max_model_len}"
         raise InvalidArgumentError("bench throughput", got=got, allowed=allowed)
     params = SamplingParams(temperature=0.0, max_tokens=case.generate, ignore_eos=True, detokenize=False)
+    loads: list[EngineLoad] = []
 
     def run(prompts: list[list[int]]) -> None:
+        loads.append(llm.load or EngineLoad())
         llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
 
     seconds = _timed(run, case, llm.config.vocab_size, (reps, warmup), lambda text: show(f"onewave, {text}"))
-    return Throughput("onewave", case, llm.runner.max_num_seqs, seconds)
+    host_us = (llm.load or EngineLoad()).host_us_since(loads[warmup])
+    return Throughput("onewave", case, llm.runner.max_num_seqs, seconds, host_us)
 
 
 def measure_transformers(

@@ -73,11 +73,15 @@ class Endpoint:
 
     async def get(self, path: str) -> Any:
         """Return the JSON at a path. Raises RequestFailed."""
-        return await self._whole("GET", path, None)
+        return self._json(path, await self._whole("GET", path, None))
+
+    async def text(self, path: str) -> str:
+        """Return the text at a path. Raises RequestFailed."""
+        return (await self._whole("GET", path, None)).decode("utf-8", "replace")
 
     async def post(self, path: str, body: Any) -> Any:
         """Return the JSON that answers a JSON body. Raises RequestFailed."""
-        return await self._whole("POST", path, body)
+        return self._json(path, await self._whole("POST", path, body))
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[bytes]:
         """The data of each event that answers a JSON body, as it comes. Raises RequestFailed."""
@@ -90,8 +94,10 @@ class Endpoint:
                     if line.startswith(b"data:"):
                         yield line[5:].strip()
 
-    async def _whole(self, method: str, path: str, body: Any) -> Any:
-        text = b"".join([part async for part in self._parts(method, path, body)])
+    async def _whole(self, method: str, path: str, body: Any) -> bytes:
+        return b"".join([part async for part in self._parts(method, path, body)])
+
+    def _json(self, path: str, text: bytes) -> Any:
         try:
             return json.loads(text)
         except ValueError:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,10 @@ from onewave.bench.clock import Summary, summarize
 from onewave.bench.ledger import Measurement
 from onewave.bench.serve.client import Endpoint, RequestFailed
 from onewave.bench.serve.workload import Conversation, Workload
+from onewave.engine.scheduler.load import EngineLoad
 
+_STEPS = re.compile(r"^\w+:decode_steps_total\{.*\} (\S+)$", re.MULTILINE)
+_HOST_SECONDS = re.compile(r'^\w+:decode_host_seconds_total\{.*part="(\w+)".*\} (\S+)$', re.MULTILINE)
 _FIELDS_OF_TEXT = ("content", "reasoning_content", "tool_calls")
 
 
@@ -83,13 +87,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class LevelResult:
-    """All answers of a level. seconds: from the first request to the last token. good: answers within the limits."""
+    """All answers of a level. seconds: from the first request to the last token. good: answers within the limits.
+    host_us: what a decode step took of the server's host, by part; empty where the server does not say."""
 
     level: Level
     workload: Workload
     answers: list[Answer]
     seconds: float
     good: int
+    host_us: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def done(self) -> list[Answer]:
@@ -135,6 +141,7 @@ class LevelResult:
             "tokens_per_second": self.tokens_per_second,
             "good_per_second": self.good / self.seconds,
             "cached_share": self.cached_share,
+            "host_us_per_step": dict(self.host_us) or None,
         }
         for metric, samples in self.samples().items():
             if samples:
@@ -178,6 +185,7 @@ async def run_level(
             await converse(conversation)
 
     async with endpoint.kept_open() as endpoint:  # as clients' libraries do
+        before = await _host_times(endpoint)
         began = time.perf_counter()
         if level.rate is None:
             await asyncio.gather(*(client() for _ in range(level.clients or 1)))
@@ -189,11 +197,22 @@ async def run_level(
                 await asyncio.sleep(max(0.0, at - time.perf_counter()))
                 tasks.append(asyncio.create_task(converse(conversation)))
             await asyncio.gather(*tasks)
+        host_us = (await _host_times(endpoint)).host_us_since(before)
     done = [answer for answer in answers if answer.error is None]
     if not done:
         raise OnewaveError("bench serve", got=answers[0].error if answers else "no request")
     seconds = max(answer.times[-1] for answer in done) - began
-    return LevelResult(level, workload, answers, seconds, sum(limits.hold(answer) for answer in answers))
+    return LevelResult(level, workload, answers, seconds, sum(limits.hold(answer) for answer in answers), host_us)
+
+
+async def _host_times(endpoint: Endpoint) -> EngineLoad:
+    """What decode steps took of the server's host so far, by onewave's own metrics; nothing where it has none."""
+    try:
+        text = await endpoint.text("/metrics")
+    except RequestFailed:
+        return EngineLoad()
+    steps = sum(int(float(number)) for number in _STEPS.findall(text))
+    return EngineLoad(decode_steps=steps, host_seconds={part: float(s) for part, s in _HOST_SECONDS.findall(text)})
 
 
 async def ask(endpoint: Endpoint, workload: Workload, talk: Conversation) -> Answer:

@@ -17,7 +17,7 @@ from onewave.cli import options
 from onewave.cli.output import show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     import torch
@@ -66,6 +66,11 @@ def show_status(text: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()
+
+
+def host_line(host_us: Mapping[str, float]) -> str:
+    """What a decode step takes of the host's time, in words."""
+    return "host a step: " + ", ".join(f"{part} {us:.0f}" for part, us in host_us.items()) + " us"
 
 
 def numbers(name: str, text: str, least: int = 0) -> list[int]:

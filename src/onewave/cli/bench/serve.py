@@ -11,7 +11,7 @@ import typer
 
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.cli import options
-from onewave.cli.bench.report import Results, numbers, show_status
+from onewave.cli.bench.report import Results, host_line, numbers, show_status
 from onewave.cli.output import table
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ def serve(
     for result in results:
         _add_rows(rows, result)
     citations = out.record((line for result in results for line in result.measurements()), where)
-    notes = [f"failed: {answer.error}" for result in results for answer in result.answers if answer.error][:3]
+    notes = [f"{one.level.name}: {host_line(one.host_us)}" for one in results if one.host_us]
+    notes += [f"failed: {answer.error}" for result in results for answer in result.answers if answer.error][:3]
     if plot is not None:
         from onewave.bench.serve.plot import picture
 
@@ -179,5 +180,6 @@ def _facts(result: LevelResult) -> dict[str, Any]:
         "tokens_per_second": result.tokens_per_second,
         "good_per_second": result.good / result.seconds,
         "cached_share": result.cached_share,
+        "host_us_per_step": dict(result.host_us),
         **tails,
     }

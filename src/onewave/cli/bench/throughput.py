@@ -9,7 +9,7 @@ import typer
 
 from onewave.base.settings import Settings
 from onewave.cli import options
-from onewave.cli.bench.report import Reps, Results, Warmup, name_of, show_status
+from onewave.cli.bench.report import Reps, Results, Warmup, host_line, name_of, show_status
 from onewave.cli.output import table
 from onewave.cli.session import open_llm
 from onewave.weights.fetch.sources import resolve
@@ -65,4 +65,4 @@ def throughput(
         result.measurement(facts["model"], extra if result is results[0] else {"dtype": name_of(dtype)})
         for result in results
     ]
-    out.show(facts | {"results": shown}, out.record(lines, where), rows)
+    out.show(facts | {"results": shown}, out.record(lines, where), rows, host_line(results[0].host_us))
