@@ -27,6 +27,8 @@ CPU_BLOCK_SIZE = 16
 _GPU_SHARE, _CPU_SHARE = 1 / 2, 1 / 4
 # A CPU's caches are this large at most unless one sequence needs more: whatever is cached stays in memory.
 _CPU_BYTES = 1 << 30
+# Runs of entries of a block table that are copied there one by one. More take a transfer and a kernel, as long as six.
+_COPIED_RUNS = 6
 
 
 def block_size_on(device: torch.device) -> int:
@@ -180,11 +182,16 @@ class KVCache:
         """Write (row, place in the row, block) into the block table, in stream order. entries: some."""
         table = self.block_table
         assert table is not None
-        row, first, _ = entries[0]
+        runs: list[tuple[int, int, list[int]]] = []
+        for row, at, block in entries:
+            if not runs or (row, at) != (runs[-1][0], runs[-1][1] + len(runs[-1][2])):
+                runs.append((row, at, []))
+            runs[-1][2].append(block)
         # From pageable memory the driver copies before it returns, so the source may go.
-        if all(entry[:2] == (row, first + nth) for nth, entry in enumerate(entries)):
-            blocks = torch.tensor([block for *_, block in entries], dtype=table.dtype)
-            table[row, first : first + len(entries)].copy_(blocks, non_blocking=True)  # no kernel, as of most prompts
+        if len(runs) <= _COPIED_RUNS:
+            for row, first, blocks in runs:
+                row_part = table[row, first : first + len(blocks)]
+                row_part.copy_(torch.tensor(blocks, dtype=table.dtype), non_blocking=True)
             return
         words = torch.tensor([(row * table.shape[1] + at, block) for row, at, block in entries], dtype=torch.int64)
         at, blocks = words.to(table.device, non_blocking=True).T
