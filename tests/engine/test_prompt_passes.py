@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from kit.models.fake_model import FakeRunner, expected_tokens, make_engine, run_all
 from onewave.engine.params import SamplingParams
-from onewave.engine.prompt.passes import BUCKETS, LARGEST_BUCKET, MAX_SEQUENCES, bucket_of
+from onewave.engine.prompt import passes as module
+from onewave.engine.prompt.passes import (
+    BUCKETS,
+    LARGEST_BUCKET,
+    MAX_SEQUENCES,
+    PromptChunk,
+    PromptPasses,
+    bucket_of,
+    sequences_of,
+)
 from onewave.engine.request import Request
 from onewave.engine.scheduler.sequence import PassLimits
 from onewave.models.batch import PromptRows
@@ -135,10 +147,63 @@ def test_buckets_pad_a_pass_by_a_quarter_at_most() -> None:
 @pytest.mark.parametrize("num_tokens", [2, 3, 7, 512])
 def test_starts_of_a_pass_are_aligned_as_prebuilt_kernels_take_them(num_tokens: int) -> None:
     """Triton compiles another kernel for addresses that are no multiples of 16: seconds amid requests."""
-    words = torch.zeros(PromptRows.num_words(num_tokens, MAX_SEQUENCES), dtype=torch.int64)
-    rows = PromptRows.of_words(words, num_tokens, MAX_SEQUENCES)
+    sequences = sequences_of(num_tokens)
+    assert min(num_tokens, MAX_SEQUENCES) <= sequences <= MAX_SEQUENCES
+    words = torch.zeros(PromptRows.num_words(num_tokens, sequences), dtype=torch.int64)
+    rows = PromptRows.of_words(words, num_tokens, sequences)
     for part in rows:
         assert part.data_ptr() % 16 == 0
     for value, part in enumerate(rows, 1):
         part.fill_(value)
     assert [part.unique().tolist() for part in rows] == [[value] for value in range(1, 8)]
+
+
+class _Passes:
+    """PromptPasses without a GPU. log: what happened to which host words: waited for, sent; tokens that a pass read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[tuple[str, object]] = []
+        zeros, pools = torch.zeros, iter(range(1, 9))
+        log = self.log
+
+        class Event:
+            def synchronize(self) -> None:
+                log.append(("wait", id(self)))
+
+            def record(self) -> None:
+                log.append(("sent", id(self)))
+
+        def capture(self: PromptPasses, bucket: Any) -> None:
+            bucket.graph, bucket.logits = SimpleNamespace(replay=lambda: forward(bucket.batch, None)), zeros(16, 1)
+
+        def forward(batch: Any, kv: object) -> torch.Tensor:
+            log.append(("tokens", batch.token_ids.tolist()))
+            return zeros(16, 1)
+
+        monkeypatch.setattr(module.torch, "zeros", lambda *size, pin_memory=False, **more: zeros(*size, **more))
+        monkeypatch.setattr(module.torch.cuda, "Event", Event)
+        monkeypatch.setattr(module.torch.cuda, "graph_pool_handle", lambda: next(pools))
+        monkeypatch.setattr(PromptPasses, "_capture", capture)
+        model: Any = SimpleNamespace(device=torch.device("cpu"), forward=forward)
+        kv: Any = None
+        self.passes = PromptPasses(model, kv, spare_slot=5, use_graphs=True)
+
+
+def test_words_of_a_pass_are_written_once_those_before_the_last_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _Passes(monkeypatch)
+    prompts = [[turn, turn + 1] for turn in range(4)]
+    for each in prompts:
+        made.passes.run([PromptChunk(0, each)])
+    assert [what for what, _ in made.log] == ["wait", "sent", "tokens"] * 4
+    assert [found for what, found in made.log if what == "tokens"] == prompts
+    waits = [which for what, which in made.log if what == "wait"]
+    assert waits[:2] == waits[2:] == [which for what, which in made.log if what == "sent"][:2]
+    assert len(set(waits)) == 2
+
+
+def test_graphs_after_a_clear_have_a_pool_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch refuses to record into one whose graphs are gone."""
+    made = _Passes(monkeypatch)
+    pool = made.passes._pool
+    made.passes.clear()
+    assert made.passes._pool != pool

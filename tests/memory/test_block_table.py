@@ -22,7 +22,7 @@ def test_a_table_has_its_entries_and_no_other(entries: list[tuple[int, int, int]
     assert made.block_table is not None
     made.block_table.fill_(-1)
     made.set_blocks(entries)
-    expected = [[-1] * 4 for _ in range(4)]
+    expected = torch.full((4, 4), -1, dtype=torch.int32)
     for row, place, block in entries:
-        expected[row][place] = block
-    assert made.block_table.tolist() == expected
+        expected[row, place] = block
+    assert torch.equal(made.block_table, expected)
