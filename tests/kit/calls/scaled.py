@@ -9,6 +9,7 @@ import torch
 
 from kit.calls.call import Call, empty
 from onewave.ops.quantize_rows.op import quantize_rows
+from onewave.ops.rms_norm.quantized import add_rms_norm_quantized
 from onewave.ops.scaled_linear.op import linear_fp8, linear_int8
 
 _FP8 = torch.float8_e4m3fn
@@ -38,6 +39,11 @@ def quantize(kind: torch.dtype, cols: int, *, gated: bool = False, given: bool =
     quantize_rows(empty(64, cols * (1 + gated)), kind, scale, swiglu=gated)
 
 
+def norm(kind: torch.dtype) -> None:
+    """A norm whose rows leave it quantised."""
+    add_rms_norm_quantized(empty(64, 4096), empty(64, 4096, dtype=torch.float32), empty(4096), 1e-5, kind)
+
+
 SCALED = {
     f"scaled {name}": Call(make, (sm // 10, sm % 10))
     for name, (make, sm) in {
@@ -51,6 +57,8 @@ SCALED = {
         "int8 8 rows everything sm_80": (partial(everything, 8, 4096, 4096), 80),
         "float8 512 rows sm_80": (partial(product, _FP8, 512, 4096, 4096), 80),
         "float8 8 rows sm_89": (partial(product, _FP8, 8, 4096, 4096), 89),
+        "norm int8 sm_80": (partial(norm, torch.int8), 80),
+        "norm float8 sm_90": (partial(norm, _FP8), 90),
         "quantize int8 sm_80": (partial(quantize, torch.int8, 4096), 80),
         "quantize int8 sm_90": (partial(quantize, torch.int8, 4096), 90),
         "quantize int8 swiglu sm_90": (partial(quantize, torch.int8, 14336, gated=True), 90),

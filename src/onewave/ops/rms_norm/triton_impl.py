@@ -16,8 +16,9 @@ from onewave.ops.rms_norm.choose import tile_of
 
 
 @triton.jit
-def normed_row(x_ptr, residual_ptr, weight_ptr, total_ptr, start, column, inside, hidden, eps, ADD: tl.constexpr):
-    """The row that begins at `start`, normalised, in the weight's dtype. ADD: of the sum, which is stored."""
+def unit_row(x_ptr, residual_ptr, weight_ptr, total_ptr, start, column, inside, hidden, eps, ADD: tl.constexpr):
+    """The row that begins at `start`, scaled to unit RMS, and its weight, in the weight's dtype. ADD: of the sum, which
+    is stored."""
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0)
     x = tl.load(x_ptr + start + column, mask=inside, other=0.0)
     if ADD:
@@ -28,7 +29,7 @@ def normed_row(x_ptr, residual_ptr, weight_ptr, total_ptr, start, column, inside
     scale = tl.rsqrt(tl.sum(x32 * x32, axis=0) / hidden + eps)
     # Llama rounds the unit row before the weight multiply.
     unit = (x32 * scale).to(weight.dtype)
-    return (unit.to(tl.float32) * weight.to(tl.float32)).to(weight.dtype)
+    return unit, weight
 
 
 @triton.jit
@@ -40,8 +41,8 @@ def rms_norm_kernel(
     start = tl.program_id(0).to(tl.int64) * hidden
     column = tl.arange(0, BLOCK)
     inside = column < hidden
-    out = normed_row(x_ptr, residual_ptr, weight_ptr, total_ptr, start, column, inside, hidden, eps, ADD)
-    tl.store(out_ptr + start + column, out, mask=inside)
+    unit, weight = unit_row(x_ptr, residual_ptr, weight_ptr, total_ptr, start, column, inside, hidden, eps, ADD)
+    tl.store(out_ptr + start + column, (unit.to(tl.float32) * weight.to(tl.float32)).to(weight.dtype), mask=inside)
 
 
 @triton.jit
@@ -53,11 +54,12 @@ def quantized_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < hidden
-    normed = normed_row(x_ptr, residual_ptr, weight_ptr, total_ptr, row * hidden, column, inside, hidden, eps, True)
-    values = normed.to(tl.float32)
+    at = row * hidden
+    unit, weight = unit_row(x_ptr, residual_ptr, weight_ptr, total_ptr, at, column, inside, hidden, eps, True)
+    values = (unit.to(tl.float32) * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
     scale = scale_of(tl.abs(values), bound, empty_scale, smallest)
     tl.store(scale_ptr + row, scale)
-    tl.store(codes_ptr + row * hidden + column, codes_of(values, scale, True, FP8), mask=inside)
+    tl.store(codes_ptr + at + column, codes_of(values, scale, True, FP8), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
