@@ -342,6 +342,28 @@ def store_partition(maps, queue, signals, epochs, trace, skipped, outs, c):
     gl.store(epochs + block, epoch + 1)
 
 
+@gluon.jit
+def allocate(c):
+    """The ring and the pieces that go out, with their mbarriers ready."""
+    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    ring_a = gl.allocate_shared_memory(c.DTYPE, [c.S * c.W, 64, 64], OPERAND)
+    ring_b = gl.allocate_shared_memory(c.DTYPE, [c.S, c.BN, 64], OPERAND)
+    out = gl.allocate_shared_memory(c.DTYPE, [c.W * c.OB, 64, c.BN // 2], OPERAND)
+    full = gl.allocate_shared_memory(gl.int64, [c.S, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [c.S, 1], mbarrier.MBarrierLayout())
+    ofull = gl.allocate_shared_memory(gl.int64, [c.W * c.OB, 1], mbarrier.MBarrierLayout())
+    ofree = gl.allocate_shared_memory(gl.int64, [c.W * c.OB, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(c.S):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(free.index(i), count=c.W)
+    for i in gl.static_range(c.W * c.OB):
+        mbarrier.init(ofull.index(i), count=1)
+        mbarrier.init(ofree.index(i), count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+    return (ring_a, ring_b, full, free), (out, ofull, ofree)
+
+
 @gluon.jit(do_not_specialize=["skipped"])
 def chain_kernel(
     x, gate, up, down, hidden, hidden_out, y_out, records, lanes, waits, totals, counters, epochs, watch, started,
@@ -358,22 +380,11 @@ def chain_kernel(
     partial_stride] of whole tiles, partial_slab elements a slice (SPLIT). skipped: the task whose post a test build
     (TEST) keeps back, -1 for none.
     """
-    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    ring_a = gl.allocate_shared_memory(DTYPE, [S * W, 64, 64], OPERAND)
-    ring_b = gl.allocate_shared_memory(DTYPE, [S, BN, 64], OPERAND)
-    out = gl.allocate_shared_memory(DTYPE, [W * OB, 64, BN // 2], OPERAND)
-    full = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
-    ofull = gl.allocate_shared_memory(gl.int64, [W * OB, 1], mbarrier.MBarrierLayout())
-    ofree = gl.allocate_shared_memory(gl.int64, [W * OB, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(S):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(free.index(i), count=W)
-    for i in gl.static_range(W * OB):
-        mbarrier.init(ofull.index(i), count=1)
-        mbarrier.init(ofree.index(i), count=1)
-    fence_async_shared()
-    gl.thread_barrier()
+    # Annotated, because Triton would turn the constants into values otherwise.
+    c: gl.constexpr = Constants(
+        DTYPE=DTYPE, BN=BN, W=W, S=S, OB=OB, ACT=ACT, GATED=GATED, SPLIT=SPLIT, TEST=TEST, TRACE=TRACE
+    )
+    ring, outs = allocate(c)
     block = gl.program_id(0)
     first_task = gl.load(lanes + block * 2)
     num_tasks = gl.load(lanes + block * 2 + 1)
@@ -384,12 +395,6 @@ def chain_kernel(
     queue = (records, first_task, num_tasks)
     signals = (waits, totals, counters, epoch, watch, block)
     slices = (partials, partial_stride, partial_slab)
-    ring = (ring_a, ring_b, full, free)
-    outs = (out, ofull, ofree)
-    # Annotated, because Triton would turn the constants into values otherwise.
-    c: gl.constexpr = Constants(
-        DTYPE=DTYPE, BN=BN, W=W, S=S, OB=OB, ACT=ACT, GATED=GATED, SPLIT=SPLIT, TEST=TEST, TRACE=TRACE
-    )
     gl.warp_specialize(
         [
             (multiply_partition, (queue, signals, slices, ring, outs, 0, c)),

@@ -30,11 +30,11 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from onewave.gpu.ptx.hook import install
 from onewave.ops.ffn.chain.kernel import (
     Constants,
+    allocate,
     load_partition,
     multiply_partition,
     pause,
@@ -222,32 +222,15 @@ def post_attention_kernel(
     [hidden_size]. lanes: int32 [2 x blocks, 2], of the tiles' queues and, behind them, of the norms'. watch: of twice
     as many records as blocks. The others: see ffn/chain/kernel.py.
     """
-    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    ring_a = gl.allocate_shared_memory(DTYPE, [S * W, 64, 64], OPERAND)
-    ring_b = gl.allocate_shared_memory(DTYPE, [S, BN, 64], OPERAND)
-    out = gl.allocate_shared_memory(DTYPE, [W * OB, 64, BN // 2], OPERAND)
-    full = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [S, 1], mbarrier.MBarrierLayout())
-    ofull = gl.allocate_shared_memory(gl.int64, [W * OB, 1], mbarrier.MBarrierLayout())
-    ofree = gl.allocate_shared_memory(gl.int64, [W * OB, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(S):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(free.index(i), count=W)
-    for i in gl.static_range(W * OB):
-        mbarrier.init(ofull.index(i), count=1)
-        mbarrier.init(ofree.index(i), count=1)
-    fence_async_shared()
-    gl.thread_barrier()
     tables = (records, lanes, waits, totals, counters, epochs, watch)
     maps = (x, gate, up, down, hidden, hidden_out, y_out, (attended, o, projected_out))
     streams = (projected, y, residual, total, normed, following)
-    ring = (ring_a, ring_b, full, free)
-    outs = (out, ofull, ofree)
     # Annotated, because Triton would turn the constants into values otherwise.
     c: gl.constexpr = Constants(
         DTYPE=DTYPE, BN=BN, W=W, S=S, OB=OB, ACT=1, GATED=True, SPLIT=False, TEST=TEST, TRACE=TRACE,
         AFTER_ATTENTION=True,
     )  # fmt: skip
+    ring, outs = allocate(c)
     gl.warp_specialize(
         [
             (multiply_tiles, (tables, total, ring, outs, 0, c)),
