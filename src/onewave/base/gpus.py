@@ -38,8 +38,12 @@ class GPU:
     def product_us(self, tokens: int, rows: int, cols: int) -> float:
         """Predict a product [tokens, cols] x [rows, cols]^T in 16 bits, by its tiles' rounds over all SMs and by the
         bytes of its weights, microseconds."""
-        moved = 2 * (rows * cols + tokens * (rows + cols)) / self.read_bandwidth * 1e-3
-        return max(min(self.tile_us(tile, tokens, rows, cols) for tile in TILES), moved + _TILE_US)
+        fastest = min(self.tile_us(tile, tokens, rows, cols) for tile in TILES)
+        return max(fastest, self.bytes_us(tokens, rows, cols) + _TILE_US)
+
+    def bytes_us(self, tokens: int, rows: int, cols: int) -> float:
+        """Predict how long device memory takes for the product's operands and its result, microseconds."""
+        return 2 * (rows * cols + tokens * (rows + cols)) / self.read_bandwidth * 1e-3
 
     def tile_us(self, tile: tuple[int, int], tokens: int, rows: int, cols: int) -> float:
         """tile_us on this GPU's SMs, at their speed."""

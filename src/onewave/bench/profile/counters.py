@@ -1,49 +1,82 @@
-"""Device memory's bytes and the L2 cache's hits of a prompt's parts, a layer of each, read by ncu (see counters.py)."""
+"""Device memory's bytes and the L2 cache's hits of prompts' parts, a layer of each, and of decode steps, read by ncu
+(see counters.py)."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
 import torch
 
 from onewave.base.errors import UnsupportedError
 from onewave.bench.clock import recorded
 from onewave.bench.counters import Counters, collect, counted
-from onewave.bench.profile.measure import PromptOperands
+from onewave.bench.profile.measure import PromptOperands, load_step, step_of
 from onewave.models.config.read import find_config
-from onewave.models.profile import PREFILL, parts
+from onewave.models.profile import DECODE, PREFILL, STEP, Part, parts
 
 _MORE_THAN_L2 = 256 << 20
 
 
-def count_prompt(model: str, tokens: list[int]) -> dict[tuple[int, str], Counters]:
-    """Counters of each part but the whole, by tokens and name, a layer of it. Raises UnsupportedError without ncu."""
-    config = find_config(model)
-    found = collect(__name__, [json.dumps({"model": model, "tokens": tokens})])
-    names = [(count, part.name) for count in tokens for part in parts(config, PREFILL, count, 0)[:-1]]
+@dataclass(frozen=True)
+class Counted:
+    """What is counted of a model. tokens: of prompts. batches: of decode steps, `context` tokens in each cache, with
+    weights in the format of that name."""
+
+    model: str
+    tokens: list[int]
+    batches: list[int]
+    context: int
+    weights: str
+
+
+def count(asked: Counted) -> dict[tuple[str, int, str], Counters]:
+    """Count by phase, rows and part: a layer of each part of a prompt, and whole decode steps as STEP.
+
+    Raises UnsupportedError without ncu, and for a step that does not run as one wave.
+    """
+    found = collect(__name__, [json.dumps(asdict(asked))])
+    names = [(PREFILL, tokens, part.name) for tokens in asked.tokens for part in _parts(asked.model, tokens)]
+    names += [(DECODE, batch, STEP) for batch in asked.batches]
     if len(found) != len(names):
         raise UnsupportedError("--counters: ncu", got=f"{len(found)} counted ranges of {len(names)}")
     return dict(zip(names, found, strict=True))
 
 
-def main(asked: dict[str, Any]) -> None:
+def _parts(model: str, tokens: int) -> list[Part]:
+    return parts(find_config(model), PREFILL, tokens, 0)[:-1]
+
+
+@torch.inference_mode()
+def main(asked: Counted) -> None:
     """What runs under ncu: each part once for warming up, then once in a range, with an L2 cache that lacks it."""
-    device, config = torch.device("cuda", 0), find_config(asked["model"])
+    device, config = torch.device("cuda", 0), find_config(asked.model)
     elsewhere = torch.zeros(_MORE_THAN_L2 // 4, dtype=torch.int32, device=device)
-    with torch.inference_mode():
-        for tokens in asked["tokens"]:
-            operands = PromptOperands(config, tokens, device)
-            for part in parts(config, PREFILL, tokens, 0)[:-1]:
-                run = recorded(operands.calls(part)[:1], device)
-                run()
-                elsewhere.sum()
-                with counted(device):
-                    run()
-                del run
-                torch.cuda.empty_cache()
+
+    def once(call: Callable[[], object]) -> None:
+        run = recorded([call], device)
+        run()
+        elsewhere.sum()
+        with counted(device):
+            run()
+
+    for tokens in asked.tokens:
+        operands = PromptOperands(config, tokens, device)
+        for part in _parts(asked.model, tokens):
+            once(operands.calls(part)[0])
+            torch.cuda.empty_cache()
+    for batch in asked.batches:
+        made = load_step(asked.model, config, batch, asked.context, asked.weights, device)
+        if made is None:
+            raise UnsupportedError("--counters", got=f"{asked.model}, {batch} at once", allowed="steps of one wave")
+        wave, step = step_of(made, batch, asked.context)
+        once(step)
+        wave.wave.check()
+        del made, wave, step
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(Counted(**json.loads(sys.argv[1])))

@@ -9,21 +9,36 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from onewave.base.device import num_sms
+from onewave.base.settings import Settings
+from onewave.base.weight_formats import find_format
 from onewave.bench.clock import recorded, time_calls
 from onewave.bench.energy import BoardEnergy, measure_energy
+from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.streamed import StreamedModel
+from onewave.engine.load.wave import load_streamed
+from onewave.engine.wave_decode import unsuited
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.decode_wave import DecodeWave
 from onewave.models.profile import PREFILL, STEP, Part, parts, stage_seconds
 from onewave.ops.append_kv import append_kv
 from onewave.ops.attention import attention
 from onewave.ops.linear import linear, linear_swiglu
+from onewave.ops.linear.choose import LinearCall, product_of_tile
+from onewave.ops.linear.hopper.launch import run
 from onewave.ops.rms_norm import add_rms_norm
 from onewave.tiles.sim.fit import stage_spans
+from onewave.weights.fetch.sources import builtin_names, resolve
 
 # More than the L2 cache holds, so that no call finds its weights there.
 _BYTES_IN_ROTATION = 512 << 20
 _MAX_COPIES = 64
+
+
+def _rotated(rows: int, cols: int, device: torch.device) -> list[Tensor]:
+    """Return random weights, as many copies as the L2 cache can't hold."""
+    copies = min(_MAX_COPIES, max(2, -(-_BYTES_IN_ROTATION // (2 * rows * cols))))
+    return [torch.randn(rows, cols, device=device, dtype=torch.bfloat16) for _ in range(copies)]
 
 
 @dataclass(frozen=True)
@@ -46,10 +61,9 @@ class PromptOperands:
             return [self._between()]
         rows, cols = part.product
         tokens = 1 if part.name == "head" else self.tokens
-        copies = min(_MAX_COPIES, max(2, -(-_BYTES_IN_ROTATION // (2 * rows * cols))))
         product = linear_swiglu if part.name == "gate_up" else linear
         x = self._random(tokens, cols)
-        return [partial(product, x, self._random(rows, cols)) for _ in range(copies)]
+        return [partial(product, x, weight) for weight in _rotated(rows, cols, self.device)]
 
     def _attention(self) -> Callable[[], object]:
         config = self.config
@@ -89,6 +103,35 @@ def measure_prompt(config: ModelConfig, tokens: int, device: torch.device, *, re
     return found | {STEP: sum(found.values())}
 
 
+@torch.inference_mode()
+def measure_tile(
+    tile: tuple[int, int], tokens: int, rows: int, cols: int, device: torch.device, *, reps: int
+) -> float | None:
+    """Time a product [tokens, cols] x [rows, cols]^T by one tile of TILES, in seconds; None but on Hopper."""
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        return None
+    x = torch.randn(tokens, cols, device=device, dtype=torch.bfloat16)
+    choice = product_of_tile(tile, tokens, rows, None, num_sms(device))
+    calls = [partial(run, LinearCall(x, weight), choice) for weight in _rotated(rows, cols, device)]
+    return time_calls(calls, device, reps=reps).p50
+
+
+def load_step(
+    model: str, config: ModelConfig, batch: int, context: int, weights: str, device: torch.device
+) -> StreamedModel | None:
+    """Load a built-in model with random weights for decode steps of `batch` sequences; None for what is no wave.
+
+    weights: a name of WEIGHT_BYTES. context: tokens in each cache.
+    """
+    if model not in builtin_names() or unsuited(config, torch.bfloat16, device, batch) is not None:
+        return None
+    how = LoadOptions(
+        dtype=torch.bfloat16, device=device, max_num_seqs=batch, max_model_len=max(context + 1, 64),
+        load_format="dummy", weight_format=find_format(weights),
+    )  # fmt: skip
+    return load_streamed(resolve(model, Settings.from_env(), load_format="dummy"), config, how)
+
+
 @dataclass(frozen=True)
 class MeasuredStep:
     """A decode step: seconds of its parts, which add up to STEP, and of the board's energy, if that was asked for."""
@@ -100,21 +143,23 @@ class MeasuredStep:
 @torch.inference_mode()
 def measure_decode(made: StreamedModel, batch: int, context: int, *, reps: int, energy: bool = False) -> MeasuredStep:
     """Time a decode step of the wave by replays of a CUDA graph, as `bench wave` does; a trace shares its parts out."""
-    model, device = made.model, made.model.device
-    wave = DecodeWave(model, batch=batch, stream=made.stream)
+    device = made.model.device
+    wave, step = step_of(made, batch, context)
+    seconds = time_calls([step], device, reps=reps).p50
+    spans = stage_spans(wave.wave.trace_decode(*step.args))
+    spent = measure_energy(recorded([step], device), device) if energy else None
+    wave.wave.check()
+    return MeasuredStep(stage_seconds(spans, made.model.config, seconds), spent)
+
+
+@torch.inference_mode()
+def step_of(made: StreamedModel, batch: int, context: int) -> tuple[DecodeWave, partial[Tensor]]:
+    """Return a wave and a decode step of it after `context` random keys a sequence, with the arguments of `decode`."""
+    model, wave = made.model, DecodeWave(made.model, batch=batch, stream=made.stream)
     kv = model.new_cache(num_slots=batch, capacity=context + 1)
     kv.k.normal_()
     kv.v.normal_()
     wave.bind_cache(kv)
-    rows = torch.arange(batch, device=device)
-    inputs = rows, torch.full_like(rows, context), rows.clone()
-    logits = torch.empty(batch, model.config.vocab_size, device=device)
-
-    def step() -> Tensor:
-        return wave.wave.decode(*inputs, logits)
-
-    seconds = time_calls([step], device, reps=reps).p50
-    spans = stage_spans(wave.wave.trace_decode(*inputs, logits))
-    spent = measure_energy(recorded([step], device), device) if energy else None
-    wave.wave.check()
-    return MeasuredStep(stage_seconds(spans, model.config, seconds), spent)
+    rows = torch.arange(batch, device=model.device)
+    logits = torch.empty(batch, model.config.vocab_size, device=model.device)
+    return wave, partial(wave.wave.decode, rows, torch.full_like(rows, context), rows.clone(), logits)

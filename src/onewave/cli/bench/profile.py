@@ -85,7 +85,8 @@ def profile(
     context: Annotated[int, typer.Option("--context", min=0, help="Tokens in each cache of a decode step.")] = 512,
     weight_format: WeightFormat = "compact",
     counters: Annotated[
-        bool, typer.Option("--counters", help="Bytes of device memory and L2 hit rate of prompts' parts, by ncu.")
+        bool,
+        typer.Option("--counters", help="By ncu: bytes of device memory and L2 hit rate of prompts' parts, of steps."),
     ] = False,
     energy: Annotated[
         bool, typer.Option("--energy", help="What a decode step takes of the board, by NVML's counter over 2 s.")
@@ -126,16 +127,22 @@ def profile(
     predictor = Predictor(config, known, width)
     cases = [(PREFILL, rows, 0) for rows in prompts] + [(DECODE, rows, context) for rows in batches]
     measured = {} if device is None else _measured(model, config, device, cases, weight_format, reps, energy)
-    counted = _counted(model, prompts) if counters and prompts else {}
+    counted: dict[tuple[str, int, str], Counters] = {}
+    steps = [rows for phase, rows in measured if phase == DECODE]
+    if counters and (prompts or steps):
+        from onewave.bench.profile.counters import Counted, count
+
+        show_status("reading counters")
+        counted = count(Counted(model, prompts, steps, context, weight_format))
     rows: list[Row] = []
-    for phase, count, before in cases:
-        show_status(f"predicting {phase} of {count}")
-        predicted = predictor.seconds(phase, count, before)
-        for part in parts(config, phase, count, before, weight_bytes=2 if phase == PREFILL else width):
-            found = measured.get((phase, count))
+    for phase, rows_of, before in cases:
+        show_status(f"predicting {phase} of {rows_of}")
+        predicted = predictor.seconds(phase, rows_of, before)
+        for part in parts(config, phase, rows_of, before, weight_bytes=2 if phase == PREFILL else width):
+            found = measured.get((phase, rows_of))
             seconds, guess = None if found is None else found.seconds.get(part.name), predicted.get(part.name, 0.0)
             spent = found.energy if found is not None and part.name == STEP else None
-            read = counted.get((count, part.name)) if phase == PREFILL else None
+            read = counted.get((phase, rows_of, part.name))
             rows.append(Row(part, guess, seconds, read, spent, verdict(part, seconds or guess or 1e-9, known)))
     if roofline is not None:
         from onewave.models.roofline import roofline as drawn
@@ -148,7 +155,7 @@ def profile(
         "gpu": known.name,
         "measured": device is not None,
         "rows": [row.facts() for row in rows],
-        "ffn": _ffn(config, known),
+        "ffn": _ffn(config, known, device, reps),
         "staircase": stairs,
     }
     if as_csv is not None:
@@ -196,14 +203,8 @@ def _measured(
 ) -> dict[tuple[str, int], MeasuredStep]:
     import torch
 
-    from onewave.base.settings import Settings
-    from onewave.base.weight_formats import find_format
-    from onewave.bench.profile.measure import MeasuredStep, measure_decode, measure_prompt
-    from onewave.engine.load.options import LoadOptions
-    from onewave.engine.load.wave import load_streamed
-    from onewave.engine.wave_decode import unsuited
+    from onewave.bench.profile.measure import MeasuredStep, load_step, measure_decode, measure_prompt
     from onewave.models.profile import PREFILL
-    from onewave.weights.fetch.sources import builtin_names, resolve
 
     torch.cuda.set_device(device)
     found: dict[tuple[str, int], MeasuredStep] = {}
@@ -211,38 +212,34 @@ def _measured(
         show_status(f"measuring {phase} of {rows}")
         if phase == PREFILL:
             found[phase, rows] = MeasuredStep(measure_prompt(config, rows, device, reps=reps), None)
-        elif model in builtin_names() and unsuited(config, torch.bfloat16, device, rows) is None:
-            how = LoadOptions(
-                dtype=torch.bfloat16, device=device, max_num_seqs=rows, max_model_len=max(context + 1, 64),
-                load_format="dummy", weight_format=find_format(weight_format),
-            )  # fmt: skip
-            made = load_streamed(resolve(model, Settings.from_env(), load_format="dummy"), config, how)
+        elif made := load_step(model, config, rows, context, weight_format, device):
             found[phase, rows] = measure_decode(made, rows, context, reps=reps, energy=energy)
             del made
         torch.cuda.empty_cache()
     return found
 
 
-def _counted(model: str, prompts: list[int]) -> dict[tuple[int, str], Counters]:
-    from onewave.bench.profile.counters import count_prompt
-
-    show_status("reading counters")
-    return count_prompt(model, prompts)
-
-
-def _ffn(config: ModelConfig, gpu: GPU) -> list[dict[str, Any]]:
+def _ffn(config: ModelConfig, gpu: GPU, device: torch.device | None, reps: int) -> list[dict[str, Any]]:
     """The two products of the feed-forward block for 16 rows, by tiles of 64 and of 128 rows and columns."""
     found: list[dict[str, Any]] = []
     hidden, inner = config.hidden_size, config.intermediate_size
     for name, rows, cols in (("up", inner, hidden), ("down", hidden, inner)):
-        moved = 2 * rows * cols / gpu.read_bandwidth * 1e-3
         for side, tile in ((64, (1, 64)), (128, (2, 128))):
             tiles = -(-_FFN_ROWS // side) * -(-rows // side)
             rounds = -(-tiles // gpu.sms)
             sizes = {"product": name, "m": _FFN_ROWS, "n": rows, "k": cols, "tile": side}
             counts = {"tiles": tiles, "waves": rounds, "sms_used": tiles / (rounds * gpu.sms)}
-            us = gpu.tile_us(tile, _FFN_ROWS, rows, cols)
-            found.append(sizes | counts | {"by_tiles_us": us, "by_bytes_us": moved})
+            times = {
+                "by_tiles_us": gpu.tile_us(tile, _FFN_ROWS, rows, cols),
+                "by_bytes_us": gpu.bytes_us(_FFN_ROWS, rows, cols),
+                "measured_us": None,
+            }
+            if device is not None:
+                from onewave.bench.profile.measure import measure_tile
+
+                seconds = measure_tile(tile, _FFN_ROWS, rows, cols, device, reps=reps)
+                times["measured_us"] = None if seconds is None else seconds * 1e6
+            found.append(sizes | counts | times)
     return found
 
 
@@ -301,7 +298,12 @@ def _table(title: str, rows: list[Row]) -> Table:
         "mJ": ["" if row.energy is None else f"{row.energy.millijoules:,.0f}" for row in rows],
         "bound": [row.verdict.bound for row in rows],
     }
-    filled = {name: column for name, column in shown.items() if any(column)}
+    return _filled(title, shown)
+
+
+def _filled(title: str, columns: dict[str, list[str]]) -> Table:
+    """A table of the columns in which something stands."""
+    filled = {name: column for name, column in columns.items() if any(column)}
     made = table(title, *filled)
     for row in zip(*filled.values(), strict=True):
         made.add_row(*row)
@@ -309,14 +311,18 @@ def _table(title: str, rows: list[Row]) -> Table:
 
 
 def _ffn_table(found: list[dict[str, Any]], gpu: GPU) -> Table:
-    title = f"feed-forward products of {_FFN_ROWS} rows by tile, on {gpu.sms} SMs"
-    made = table(title, "product", "M x N x K", "tile", "tiles", "waves", "SMs used", "by tiles us", "by bytes us")
-    for each in found:
-        made.add_row(
-            each["product"], f"{each['m']} x {each['n']} x {each['k']}", str(each["tile"]), str(each["tiles"]),
-            str(each["waves"]), percent(each["sms_used"]), f"{each['by_tiles_us']:.1f}", f"{each['by_bytes_us']:.1f}",
-        )  # fmt: skip
-    return made
+    shown: dict[str, list[str]] = {
+        "product": [each["product"] for each in found],
+        "M x N x K": [f"{each['m']} x {each['n']} x {each['k']}" for each in found],
+        "tile": [str(each["tile"]) for each in found],
+        "tiles": [str(each["tiles"]) for each in found],
+        "waves": [str(each["waves"]) for each in found],
+        "SMs used": [percent(each["sms_used"]) for each in found],
+        "by tiles us": [f"{each['by_tiles_us']:.1f}" for each in found],
+        "by bytes us": [f"{each['by_bytes_us']:.1f}" for each in found],
+        "measured us": ["" if each["measured_us"] is None else f"{each['measured_us']:.1f}" for each in found],
+    }
+    return _filled(f"feed-forward products of {_FFN_ROWS} rows by tile, on {gpu.sms} SMs", shown)
 
 
 def _stairs_table(config: ModelConfig, stairs: list[dict[str, Any]]) -> Table:

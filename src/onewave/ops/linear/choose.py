@@ -220,6 +220,13 @@ def _product(
     if gated and tokens <= _FEW_TOKENS:
         tiles = ((1, GATED_COLUMNS[0]),)
     tile = min(tiles, key=lambda tile: tile_us(tile, tokens, rows, cols, sms=sms))
+    return product_of_tile(tile, tokens, rows, widened, sms, gated=gated)
+
+
+def product_of_tile(
+    tile: tuple[int, int], tokens: int, rows: int, widened: torch.dtype | None, sms: int, *, gated: bool = False
+) -> ProductChoice:
+    """Choose gemm_kernel with a tile of TILES. widened: as in _on_gpu."""
     down, right = blocks_of(tile, tokens, rows)
     to_map = widened is None and rows % (16 if gated else 8) == 0
     kernel = "linear/hopper/kernel.py: gemm_kernel"
