@@ -45,6 +45,14 @@ def test_a_queue_in_an_impossible_order_comes_back_with_its_witness() -> None:
     assert "waits for" in refused["proof"]["message"]
 
 
+def test_a_ring_that_an_sm_lacks_room_for_is_refused_and_not_made_shorter() -> None:
+    ring = decode.step(SMALL)["ring"]
+    proof = decode.step(SMALL | {"ring": ring + 1})["proof"]
+    assert proof["kind"] == "memory"
+    assert f"a ring of {ring + 1} tiles takes" in proof["message"]
+    assert f"4 to {ring} tiles may be" in proof["message"]
+
+
 def test_a_bent_gpu_is_faster_or_slower() -> None:
     def took(**bent: int) -> float:
         return decode.step(SMALL | {"sms": 132} | bent)["step_ms"]

@@ -146,6 +146,7 @@ def swap_shares(facts: dict[str, Any], name: str) -> None:
         (lambda f: f.update(splits=3), "plan: splits: 3; allowed: 1, 2, 4"),
         (lambda f: f.update(flight=0), "plan: pace: flight 0"),
         (lambda f: f.update(config="0"), "plan: model: 'llama-3.2-1b'"),
+        (lambda f: f["queues"].extend([[]] * 100_010), "workers: 100,016; allowed: 1 to 4,096"),
     ],
 )
 def test_a_file_that_is_no_plan_gets_one_error(edit: Callable[[Any], object], shows: str) -> None:

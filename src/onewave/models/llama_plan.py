@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError
 from onewave.models.config.model_config import ModelConfig
 from onewave.tiles.graph.builders import cuts
 from onewave.tiles.graph.graph import TileGraph
@@ -44,6 +44,10 @@ _MAX_TASKS = 1 << 17
 _MAX_FILLING = 1.03
 # The same of 4-bit weights, of which a larger tile saves more (docs/log/weight-formats.md).
 _MAX_FILLING_OF_NIBBLES = 1.06
+MAX_WORKERS = 4096
+"""Thread blocks of a step, more than any GPUs run at once that may share one."""
+# Fewer tiles than a hand-off of activations and the tiles that wait for it may hold.
+_SHORTEST_RING = 4
 MAX_CONTEXT = 1 << 30
 """Tokens of a cache, beyond those of any model today."""
 Widths = tuple[tuple[str, int], ...]
@@ -261,9 +265,21 @@ class StepChanges:
     ring: int | None = None
 
     def of_shape(self, shape: TileShape) -> TileShape:
-        """The tiling with its changes."""
-        held = shape.held if self.held is None else min(self.held, shape.held)
-        return replace(shape, held=held, ring=shape.ring if self.ring is None else min(self.ring, shape.ring))
+        """The tiling with its changes. Raises VerificationError (memory) for what an SM lacks room for."""
+        held, ring = (shape.held if self.held is None else self.held), (shape.ring if self.ring is None else self.ring)
+        if held not in (0, 2, 4) or held > shape.held:
+            allowed = ", ".join(str(tiles) for tiles in (0, 2, 4) if tiles <= shape.held)
+            message = f"{held} weight tiles do not fit a thread's registers; {allowed} do"
+            raise VerificationError("memory", message, {"held": held})
+        if not _SHORTEST_RING <= ring <= shape.ring:
+            taken, free = ring * shape.slot_bytes, shape.ring * shape.slot_bytes
+            raise VerificationError(
+                "memory",
+                f"a ring of {ring} tiles takes {taken:,} bytes of shared memory; {_SHORTEST_RING} to {shape.ring} "
+                f"tiles may be, {free:,} bytes are free",
+                {"ring": ring, "bytes": taken, "free": free},
+            )
+        return replace(shape, held=held, ring=ring)
 
     def moved(self, shares: list[int], stage: str) -> list[int]:
         """A stage's shares after all moves."""
@@ -293,11 +309,10 @@ def deal_decode(
     workers: thread blocks, of which workers_for says how many a device takes. weight_bytes: a WeightFormat's, 2 for
     bfloat16 and float16. context: tokens in each cache. It changes what attention reads, and no word of the program.
     changes: None for none.
-    Raises UnsupportedError, InvalidArgumentError.
+    Raises UnsupportedError, InvalidArgumentError, VerificationError (memory).
     """
     _check_supported(config, batch)
-    if workers < 1:
-        raise InvalidArgumentError("one wave: workers", got=str(workers), allowed="1 or more")
+    check_workers(workers)
     check_context(context)
     changes = changes or StepChanges()
     operations, shape, groups = step_parts(
@@ -346,6 +361,12 @@ def plan_program(
 ) -> WaveProgram:
     """Return plan_decode's program alone: another process hands it back without the graph and its proof."""
     return plan_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes, widths=widths).program
+
+
+def check_workers(workers: int) -> None:
+    """Refuse a number of thread blocks that no launch has. Raises InvalidArgumentError."""
+    if not 1 <= workers <= MAX_WORKERS:
+        raise InvalidArgumentError("one wave: workers", got=f"{workers:,}", allowed=f"1 to {MAX_WORKERS:,}")
 
 
 def check_context(context: int) -> None:

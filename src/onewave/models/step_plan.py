@@ -26,7 +26,15 @@ from typing import Any, cast
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError, shown
 from onewave.base.weight_formats import WEIGHT_BYTES
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama_plan import DealtStep, DecodePlan, check_context, deal_decode, step_parts
+from onewave.models.llama_plan import (
+    DealtStep,
+    DecodePlan,
+    StepChanges,
+    check_context,
+    check_workers,
+    deal_decode,
+    step_parts,
+)
 from onewave.tiles.graph.graph import Task
 from onewave.wave.plan.deal import Deal
 from onewave.wave.plan.layout import MAX_SPLITS, TileShape
@@ -38,8 +46,6 @@ MAX_FILE_BYTES = 64 << 20
 """Larger files are refused."""
 _KIND = "decode step"
 _TASK = re.compile(r"([a-z_0-9]{1,40}) ([0-9]{1,7})(?:-([0-9]{1,7}))?(?: (slice|split|part) ([0-9]{1,4}))?", re.ASCII)
-# Fewer tiles than a hand-off of activations and the tiles that wait for it may hold.
-_SHORTEST_RING = 4
 _Index = tuple[int, ...]
 
 
@@ -166,6 +172,7 @@ def deal_plan(config: ModelConfig, plan: StepPlan, *, context: int = 0) -> Dealt
     if plan.config != digest_of(config):
         got = f"{shown(plan.model)}, sizes {shown(plan.config)}"
         raise InvalidArgumentError("plan: model", got=got, allowed=f"a plan of this model's sizes, {digest_of(config)}")
+    check_workers(plan.workers)
     check_context(context)
     operations, groups, shape = _parts(config, plan)
     deal = Deal(operations, shape, plan.workers, shape.batch, by_writer=True, context=context)
@@ -216,23 +223,11 @@ def _parts(config: ModelConfig, plan: StepPlan) -> tuple[dict[str, AnyOperation]
     operations, shape, groups = step_parts(
         config, batch=plan.batch, weight_bytes=WEIGHT_BYTES[plan.weights], splits=plan.splits, slices=plan.slices
     )
-    if plan.held not in (0, 2, 4) or plan.held > shape.held:
-        held = ", ".join(str(tiles) for tiles in (0, 2, 4) if tiles <= shape.held)
-        raise VerificationError(
-            "memory", f"{plan.held} weight tiles do not fit a thread's registers; {held} do", {"held": plan.held}
-        )
-    if not _SHORTEST_RING <= plan.ring <= shape.ring:
-        taken = plan.ring * shape.slot_bytes
-        raise VerificationError(
-            "memory",
-            f"a ring of {plan.ring} tiles takes {taken:,} bytes of shared memory; {_SHORTEST_RING} to {shape.ring} "
-            f"tiles may be, {shape.ring * shape.slot_bytes:,} bytes are free",
-            {"ring": plan.ring, "bytes": taken, "free": shape.ring * shape.slot_bytes},
-        )
+    shape = StepChanges(held=plan.held, ring=plan.ring).of_shape(shape)
     if not 1 <= plan.flight <= plan.ring or plan.sooner >= plan.ring:
         got = f"flight {plan.flight}, sooner {plan.sooner}"
         raise InvalidArgumentError("plan: pace", got=got, allowed=f"flight 1 to {plan.ring}, sooner below {plan.ring}")
-    return operations, groups, TileShape(**{**vars(shape), "held": plan.held, "ring": plan.ring})
+    return operations, groups, shape
 
 
 def _text(task: Task, operations: Mapping[str, AnyOperation]) -> str:

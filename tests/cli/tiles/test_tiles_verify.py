@@ -217,6 +217,7 @@ BAD = {
     "workers unknown id": {**GOOD, "workers": [["a", "b", "zz"]]},
     "workers flat": {**GOOD, "workers": ["a", "b"]},
     "workers a number": {**GOOD, "workers": 2},
+    "workers, more than machines have": {**GOOD, "workers": [["a", "b", "c", "d"]] + [[]] * 65_536},
     "co_resident a text": {**GOOD, "co_resident": "132"},
     "co_resident a fraction": {**GOOD, "co_resident": 1.5},
     "co_resident a truth": {**GOOD, "co_resident": True},

@@ -35,6 +35,7 @@ import numpy as np
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.graph import linked
 from onewave.tiles.order.schedule import Csr, Ints, Mode, Program, Ring, Schedule, Syncs, ring_edges, ring_places
+from onewave.tiles.sim.machine import MAX_WORKERS
 
 MAX_FILE_BYTES = 256 << 20
 """Larger files are refused: parsed they would take several GiB."""
@@ -307,7 +308,10 @@ class _Reader:
                 raise _bad("the file", "no 'workers'", "one list of task ids a worker")
             return (np.arange(len(self.ids), dtype=np.int64),)
         queues: list[Ints] = []
-        for at, queue in enumerate(_list(given, "workers")):
+        listed = _list(given, "workers")
+        if len(listed) > MAX_WORKERS:
+            raise _bad("workers", f"{len(listed):,}", f"up to {MAX_WORKERS:,}")
+        for at, queue in enumerate(listed):
             tasks = [self._id(name, f"worker {at}") for name in _list(queue, f"worker {at}")]
             queues.append(np.array(tasks, dtype=np.int64))
         if mode is Mode.TICKET:
