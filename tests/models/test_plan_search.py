@@ -8,7 +8,7 @@ import pytest
 
 from onewave.models.config.read import builtin_config
 from onewave.models.llama_plan import STREAM, StepChanges, deal_decode
-from onewave.models.plan_search import Asked, search_plans
+from onewave.models.plan_search import Asked, Candidate, search_plans, spread
 from onewave.models.step_plan import prove_dealt, prove_plan, read_plan
 from onewave.models.wave_prediction import WaveCosts
 
@@ -22,7 +22,7 @@ def asked(**changes: object) -> Asked:
 def test_what_is_found_is_proved_and_predicted_from_its_own_file() -> None:
     # Without hand-offs only the shares count, and the wave's own are as even as they can be but for the rest's place.
     costs = WaveCosts(4554.0, {"attend": 900.0, "qkv": 500.0})
-    result = search_plans(asked(), time_limit=6, keep=2, costs=costs)
+    result = search_plans(asked(), time_limit=6, keep=2, apart=0.001, costs=costs)
     assert result.tried > 5
     assert len(result.found) == 2
     assert result.found[0].candidate.seconds <= result.found[1].candidate.seconds
@@ -30,6 +30,20 @@ def test_what_is_found_is_proved_and_predicted_from_its_own_file() -> None:
         again = prove_plan(CONFIG, read_plan(found.plan.to_json().encode()), context=512)
         assert again.program.steps.tolist() == found.proved.program.steps.tolist()
         assert found.plan.rounds_as(result.own.plan)
+
+
+def test_what_is_kept_lies_apart_and_differs_in_what_was_changed() -> None:
+    moved, turned = StepChanges(moves=(("qkv", 0, 1),)), StepChanges(turn=1)
+    tried = [
+        Candidate(changes, workers, seconds)
+        for changes, workers, seconds in (
+            (moved, 12, 1.000), (turned, 12, 1.002), (moved, 12, 1.0105), (turned, 12, 1.011), (moved, 12, 1.018),
+            (moved, 11, 1.5), (moved, 12, 1.6),
+        )
+    ]  # fmt: skip
+    kept = spread(tried[::-1], 4, 0.01)
+    assert [each.seconds for each in kept] == [1.000, 1.011, 1.5, 1.6]
+    assert [each.seconds for each in spread(tried, 2, 0.0)] == [1.000, 1.002]
 
 
 @pytest.mark.parametrize("stage", ["qkv", "gate_up", "head", STREAM])

@@ -11,6 +11,10 @@ TILES = ((1, 32), (1, 64), (1, 128), (2, 64), (2, 128), (1, 192), (1, 256), (2, 
 # A step of 64 along K: at least this long, and this long a warpgroup's column; and a tile beside its steps. Fitted to
 # all tiles at 64 to 8,192 rows of eight matrices on an H200: the tile found is 0.3 % slower than the best on average.
 _STEP_US, _COLUMN_STEP_US, _TILE_US = 0.15, 0.001376, 1.5
+# With few tokens device memory bounds most, and an H200 draws less power and clocks higher: the share of a step's time
+# that is left, and what streaming the weights takes beside their bytes. Fitted to 16 tokens and four matrices of an 8B
+# and a 70B, each by tiles of 64 and of 128 (docs/log/operators.md).
+_MAX_STREAMED_TOKENS, _STEP_SHARE, _STREAM_US = 64, 0.86, 8.0
 _H200_TFLOPS, _H200_SMS = 989.0, 132
 # Of the sheet's bandwidth: what streaming reads reached on an H200 (ledger/h200.jsonl:8).
 _READ_SHARE = 4650 / 4800
@@ -38,8 +42,14 @@ class GPU:
     def product_us(self, tokens: int, rows: int, cols: int) -> float:
         """Predict a product [tokens, cols] x [rows, cols]^T in 16 bits, by its tiles' rounds over all SMs and by the
         bytes of its weights, microseconds."""
-        fastest = min(self.tile_us(tile, tokens, rows, cols) for tile in TILES)
-        return max(fastest, self.bytes_us(tokens, rows, cols) + _TILE_US)
+        return min(self.product_by_us(tile, tokens, rows, cols) for tile in TILES)
+
+    def product_by_us(self, tile: tuple[int, int], tokens: int, rows: int, cols: int) -> float:
+        """Predict the same product with one tile of TILES."""
+        by_tiles, by_bytes = self.tile_us(tile, tokens, rows, cols), self.bytes_us(tokens, rows, cols)
+        if 1 < tokens <= _MAX_STREAMED_TOKENS:
+            return max(by_tiles * _STEP_SHARE, by_bytes + _STREAM_US)
+        return max(by_tiles, by_bytes + _TILE_US)
 
     def bytes_us(self, tokens: int, rows: int, cols: int) -> float:
         """Predict how long device memory takes for the product's operands and its result, microseconds."""

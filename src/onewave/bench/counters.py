@@ -70,14 +70,16 @@ def collect(module: str, arguments: Sequence[str]) -> list[Counters]:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         text = report.read_text(encoding="utf-8", errors="replace") if report.exists() else ""
     if "ERR_NVGPUCTRPERM" in text + done.stdout:
-        got, next = "no permission to read the counters", "Run as root, or let the driver allow it to all users."
-        raise UnsupportedError("--counters", got=got, next=next)
+        raise UnsupportedError(
+            "--counters",
+            got="no permission to read the counters",
+            next="Run as root, or let the driver allow it to all users.",
+        )
     found = parse(text)
     if done.returncode or not found:
-        lines = [line for line in (done.stdout + text).splitlines() if line.strip()]
-        raise UnsupportedError(
-            "--counters: ncu", got=f"status {done.returncode}: {lines[-1] if lines else 'no output'}"
-        )
+        lines = [line for line in (done.stdout + text).splitlines() if line.strip()] or ["no output"]
+        said = next((line for line in lines if line.startswith("==ERROR==")), lines[-1])
+        raise UnsupportedError("--counters: ncu", got=f"status {done.returncode}: {said}")
     return found
 
 

@@ -1,17 +1,20 @@
 """Search plans of a decode step for one that is predicted to be faster than the wave's own. Needs no torch.
 
 A candidate is the wave's own plan with StepChanges: row blocks moved between workers, attention moved on to other
-workers, other splits and slices, tiles held and rings. Each is simulated on the first layers of the model, by hand-offs
-fitted to a measured launch, and from the best ones others are drawn. The best of all are dealt out whole, proved, and
-simulated whole.
+workers, other splits and slices, tiles held and rings. Each is simulated on the first layers of the model, by costs
+fitted to a measured launch, and from the best ones others are drawn; half of the moves take a row block from a worker
+that ends late and give it to one that ends early. The best, and then the best ones that a measurement can tell from
+those before, are dealt out whole, proved, and simulated whole.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
 
 from onewave.base.errors import OnewaveError
 from onewave.base.weight_formats import WEIGHT_BYTES
@@ -19,11 +22,14 @@ from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama_plan import STREAM, DealtStep, DecodePlan, StepChanges, deal_decode, workers_for
 from onewave.models.step_plan import StepPlan, plan_of, prove_dealt
 from onewave.models.wave_prediction import WaveCosts, kept_costs, predict_plan
+from onewave.tiles.sim.fit import Floats, lane_lags
 
 # Layers of a trial: the first differ from the rest, as the pipeline still fills.
 _LAYERS = 3
 # Candidates from which others are drawn.
 _FRONT = 8
+# Of the workers that end a stage last and first, as many are drawn from.
+_ENDS = 12
 # Of the time, at most, for dealing out, proving and simulating the best ones whole.
 _PROOF_SHARE = 0.5
 _STAGES = ("qkv", "gate_up", "head", STREAM)
@@ -52,11 +58,21 @@ class Asked:
 
 @dataclass(frozen=True)
 class Candidate:
-    """changes, workers: of the plan. seconds: predicted, of the first layers or of the whole step."""
+    """changes, workers: of the plan. seconds: predicted, of the first layers or of the whole step. late: how much later
+    than the median each worker ends a stage of _STAGES, ns."""
 
     changes: StepChanges
     workers: int
     seconds: float
+    late: Mapping[str, Floats] = field(default_factory=dict[str, Floats], compare=False)
+
+    @property
+    def knobs(self) -> frozenset[str]:
+        """What differs from the wave's own plan, but for the number of workers."""
+        own = StepChanges()
+        return frozenset(
+            each.name for each in fields(own) if getattr(self.changes, each.name) != getattr(own, each.name)
+        )
 
 
 @dataclass(frozen=True)
@@ -70,8 +86,8 @@ class FoundPlan:
 
 @dataclass(frozen=True)
 class PlanSearch:
-    """own: the wave's own plan. found: the others, the fastest first. tried: candidates that were simulated; refused:
-    those that can't be dealt out or proved. seconds: of the search."""
+    """own: the wave's own plan. found: others, the fastest first, as far apart as asked. tried: candidates that were
+    simulated; refused: those that can't be dealt out or proved. seconds: of the search."""
 
     own: FoundPlan
     found: tuple[FoundPlan, ...]
@@ -85,11 +101,13 @@ def search_plans(
     *,
     time_limit: float,
     keep: int = 5,
+    apart: float = 0.003,
     seed: int = 0,
     costs: WaveCosts | None = None,
     show: Callable[[str], None] = lambda text: None,
 ) -> PlanSearch:
-    """Search for so many seconds, or a little longer where the first trials take that; keep: plans that are returned.
+    """Search for so many seconds, or a little longer where the first trials take that. keep: plans that are returned.
+    apart: by how much of its time each of them is predicted to be slower than the one before, at least.
 
     The same seed finds the same plans, if it has time for as many trials. Raises UnsupportedError for what does not run
     as one wave.
@@ -107,7 +125,8 @@ def search_plans(
 
     def tried(changes: StepChanges, workers: int) -> Candidate:
         step = predict_plan(dealt(shallow, changes, workers), costs, batch=asked.batch)
-        return Candidate(changes, workers, step.makespan * 1e-9)
+        late = {stage: lane_lags(step, {STREAM: "down"}.get(stage, stage)) for stage in _STAGES}
+        return Candidate(changes, workers, step.makespan * 1e-9, late)
 
     def proved(changes: StepChanges, workers: int) -> FoundPlan:
         step = dealt(asked.config, changes, workers)
@@ -122,6 +141,7 @@ def search_plans(
     until = began + time_limit - min(_PROOF_SHARE * time_limit, keep * whole)
     front = [tried(StepChanges(), workers)]
     first, seen, count, refused = front[0].seconds, {front[0].changes}, 1, 0
+    others: list[Candidate] = []
     while time.perf_counter() < until:
         base = front[min(int(draw.expovariate(0.6)), len(front) - 1)]
         changes, sms = _drawn(base, asked, draw, workers)
@@ -135,19 +155,29 @@ def search_plans(
             refused += 1
             continue
         # As long as another one, to the bit: the change has no effect.
+        if made.seconds != first:
+            others.append(replace(made, late={}))
         if all(made.seconds != each.seconds for each in front):
             front = sorted([*front, made], key=lambda each: each.seconds)[:_FRONT]
         show(f"{count} tried, the best {front[0].seconds / first:.4f} of the wave's own, first {few} layers")
     found: list[FoundPlan] = []
-    for each in front:
-        if each.changes == StepChanges() and each.workers == workers:
-            continue
-        if len(found) == keep:
-            break
+    for each in spread(others, keep, apart):
         show(f"proving plan {len(found) + 1}")
         found.append(proved(each.changes, each.workers))
     found.sort(key=lambda each: each.candidate.seconds)
     return PlanSearch(own, tuple(found), count, refused, time.perf_counter() - began)
+
+
+def spread(candidates: Sequence[Candidate], keep: int, apart: float) -> list[Candidate]:
+    """Choose the fastest, then up to `keep` in all of which each is slower than the one before by the share `apart` of
+    its time. Among those that are about as fast, one that changes something else than the chosen ones comes first."""
+    rest, found = sorted(candidates, key=lambda each: each.seconds), list[Candidate]()
+    while rest and len(found) < keep:
+        alike = [each for each in rest if each.seconds <= rest[0].seconds * (1 + apart)]
+        known = {(each.knobs, each.workers) for each in found}
+        found.append(next((each for each in alike if found and (each.knobs, each.workers) not in known), rest[0]))
+        rest = [each for each in rest if each.seconds > found[-1].seconds * (1 + apart)]
+    return found
 
 
 def _drawn(base: Candidate, asked: Asked, draw: random.Random, most: int) -> tuple[StepChanges, int]:
@@ -156,8 +186,7 @@ def _drawn(base: Candidate, asked: Asked, draw: random.Random, most: int) -> tup
     kinds = ["moves"] * 6 + ["turn", "workers", "ring", "held"] + ([] if asked.same_bits else ["splits", "slices"])
     kind = draw.choice(kinds)
     if kind == "moves":
-        count = draw.choice((1, 1, 2, 4, 8))
-        moves = tuple((draw.choice(_STAGES), draw.randrange(workers), draw.randrange(workers)) for _ in range(count))
+        moves = tuple(_move(base, draw) for _ in range(draw.choice((1, 1, 2, 4, 8))))
         kept = changes.moves if draw.random() < 0.8 else changes.moves[: draw.randrange(len(changes.moves) + 1)]
         return replace(changes, moves=kept + moves), workers
     if kind == "turn":
@@ -172,3 +201,12 @@ def _drawn(base: Candidate, asked: Asked, draw: random.Random, most: int) -> tup
     if kind == "splits":
         return replace(changes, splits=draw.choice((1, 2, 4, 8, 16))), workers
     return replace(changes, slices=draw.choice((1, 2, 3, 4))), workers
+
+
+def _move(base: Candidate, draw: random.Random) -> tuple[str, int, int]:
+    """A move between any two workers, or from a late one to an early one."""
+    stage = draw.choice(_STAGES)
+    if draw.random() < 0.5:
+        return stage, draw.randrange(base.workers), draw.randrange(base.workers)
+    order: list[int] = np.argsort(base.late[stage], kind="stable").tolist()
+    return stage, draw.choice(order[-_ENDS:]), draw.choice(order[:_ENDS])

@@ -20,12 +20,16 @@ from onewave.tiles.sim.fit import stage_spans
 PREFILL, DECODE = "prefill", "decode"
 STEP = "step"
 """The row of all parts together."""
-# Fitted to 512 and 2,048 tokens of an 8B on an H200 (bench/profile). Share of the sheet's FLOPs while tiles run, of
-# prompts' attention as of products; and what a launch of attention takes beside them.
-_FLOPS_SHARE, _ATTENTION_US = 0.76, 11.0
+# Fitted to 256 to 8,192 tokens of an 8B on an H200 (docs/log/operators.md). Share of the sheet's FLOPs while tiles run,
+# of products; the same of prompts' attention, and what a launch of it takes beside them.
+_FLOPS_SHARE = 0.76
+_ATTENTION_SHARE, _ATTENTION_US = 0.8, 8.5
 _ATTENTION_ROWS = 128
-# Small operators between products, over the time of their bytes, and of a launch of theirs.
-_SMALL_OVER_BYTES, _SMALL_US = 1.206, 1.73
+# Small operators between products, over the time of their bytes, where those don't fit the L2 cache; and a launch's.
+_SMALL_OVER_BYTES, _SMALL_US = 1.16, 0.4
+# A prompt that takes so long brings the board to its power limit, which lowers its clocks: times of products and
+# attention over those at full clocks. Fitted to 8,192 tokens of the same.
+_SUSTAINED_SECONDS, _SUSTAINED = 0.1, 1.1
 # A hand-off between thread blocks that is not hidden, where no wave was measured: microseconds.
 _HAND_OFF_US = 1.4
 # A part is bound by a ceiling that its time is this near to; else by latency.
@@ -149,21 +153,25 @@ class Predictor:
         """Predict the time of each part, by name, and of the STEP."""
         if phase == DECODE:
             return self._decode(rows, context)
-        found = {part.name: self._alone(part) for part in parts(self.config, phase, rows, context)[:-1]}
+        listed = parts(self.config, phase, rows, context)[:-1]
+        found = {part.name: self._alone(part) for part in listed}
+        if sum(found.values()) > _SUSTAINED_SECONDS:
+            found |= {part.name: found[part.name] * _SUSTAINED for part in listed if part.flops and part.name != "head"}
         return found | {STEP: sum(found.values())}
 
     def _alone(self, part: Part) -> float:
         if part.name == "attention":
-            us = self._compute(part) * 1e6
+            us = self._compute(part, _ATTENTION_SHARE) * 1e6
             return (us + part.count * _ATTENTION_US) * 1e-6
         if part.product is None:
-            us = part.memory_bytes / self.gpu.read_bandwidth * 1e-3 * _SMALL_OVER_BYTES
+            cold = part.memory_bytes > part.count * self.gpu.l2_bytes
+            us = part.memory_bytes / self.gpu.read_bandwidth * 1e-3 * (_SMALL_OVER_BYTES if cold else 1)
             return (us + part.count * 3 * _SMALL_US) * 1e-6
         tokens = 1 if part.name == "head" and part.phase == PREFILL else part.rows
         return part.count * self.gpu.product_us(tokens, *part.product) * 1e-6
 
-    def _compute(self, part: Part) -> float:
-        return part.flops / (self.gpu.tflops * _FLOPS_SHARE) * 1e-12
+    def _compute(self, part: Part, share: float = _FLOPS_SHARE) -> float:
+        return part.flops / (self.gpu.tflops * share) * 1e-12
 
     def _decode(self, rows: int, context: int) -> dict[str, float]:
         config, gpu = self.config, self.gpu

@@ -7,7 +7,7 @@ The simulator knows a plan's bytes and their order. Hand-off costs between stage
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,8 +16,8 @@ import numpy as np
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama_plan import DealtStep, DecodePlan, plan_decode, workers_for
-from onewave.tiles.sim.fit import fit_hand_offs
+from onewave.models.llama_plan import DealtStep, DecodePlan, deal_decode, plan_decode, workers_for
+from onewave.tiles.sim.fit import fit_hand_offs, fit_lane_speeds, stage_spans
 from onewave.tiles.sim.machine import H200_LEVELS, Machine
 from onewave.tiles.sim.simulate import simulate
 from onewave.tiles.sim.timeline import stage_of
@@ -37,7 +37,8 @@ class WaveCosts:
     hand_offs: ns by stage, from the last end of a producer on another worker to a task's start. several: the same for
     several sequences; empty where only one was measured. memory_bandwidth: bytes/ns, the read ceiling. pace: the share
     of it that is left, by tiles in flight beyond the wave's own number; beyond those that were measured the nearest
-    holds. source: the measurement that they were fitted to.
+    holds. speeds: the bandwidth of each thread block's SM, over an even share; empty where all are as fast. source: the
+    measurement that they were fitted to.
     """
 
     memory_bandwidth: float
@@ -45,6 +46,7 @@ class WaveCosts:
     source: str = ""
     several: Mapping[str, float] = field(default_factory=dict[str, float])
     pace: Mapping[int, float] = field(default_factory=dict[int, float])
+    speeds: tuple[float, ...] = ()
 
     def bandwidth(self, more_in_flight: int) -> float:
         """Bytes/ns with so many more tiles in flight."""
@@ -61,7 +63,8 @@ class WaveCosts:
         for name, costs in (("hand_offs", self.hand_offs), ("several", self.several)):
             facts[name] = {stage: round(cost, 1) for stage, cost in costs.items()}
         facts["pace"] = {str(more): round(share, 3) for more, share in self.pace.items()}
-        return json.dumps(facts, indent=2) + "\n"
+        speeds = json.dumps([round(speed, 4) for speed in self.speeds])
+        return json.dumps(facts, indent=2).removesuffix("\n}") + f',\n  "speeds": {speeds}\n}}\n'
 
 
 def kept_costs(path: Path = _KEPT) -> WaveCosts:
@@ -79,7 +82,8 @@ def kept_costs(path: Path = _KEPT) -> WaveCosts:
             raise TypeError("source is no text")
         pace = {int(more): _number(more, share) for more, share in facts.get("pace", {}).items()}
         bandwidth = _number("memory_bandwidth", facts["memory_bandwidth"])
-        return WaveCosts(bandwidth, hand_offs, facts["source"], several, pace)
+        speeds = tuple(_number("speeds", speed) for speed in facts.get("speeds", ()))
+        return WaveCosts(bandwidth, hand_offs, facts["source"], several, pace, speeds)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         allowed = "JSON with source, memory_bandwidth and hand_offs, as `bench predict --fit` writes it"
         got = f"{path}: {str(error)[:200]}"
@@ -120,23 +124,48 @@ def predict_plan(plan: DecodePlan | DealtStep, costs: WaveCosts, *, batch: int) 
     unknown = sorted({*costs.hand_offs, *costs.several} - stages)
     if unknown:
         raise InvalidArgumentError("costs", got=", ".join(unknown), allowed=", ".join(sorted(stages)))
-    return _simulated(plan, costs.of_batch(batch), costs.bandwidth(plan.more_in_flight))
+    return _simulated(plan, costs.of_batch(batch), costs.bandwidth(plan.more_in_flight), costs.speeds)
 
 
-def fit_costs(config: ModelConfig, measured: Trace, *, batch: int, memory_bandwidth: float, source: str) -> WaveCosts:
-    """Costs with which a step's simulation takes as long as it was measured to, stage by stage.
+def fit_costs(
+    config: ModelConfig,
+    measured: Trace,
+    *,
+    batch: int,
+    context: int,
+    memory_bandwidth: float,
+    source: str,
+    weight_bytes: float = 2,
+) -> WaveCosts:
+    """Costs with which a step's simulation takes as long as it was measured to, stage by stage and SM by SM.
 
-    measured: of the same model and batch. Raises InvalidArgumentError and UnsupportedError.
+    measured: of the same model, batch and weights, after `context` tokens, whose keys are no part of a hand-off. Raises
+    InvalidArgumentError and UnsupportedError.
     """
-    plan = plan_decode(config, batch=batch, workers=measured.workers)
+    plan = deal_decode(config, batch=batch, workers=measured.workers, weight_bytes=weight_bytes, context=context)
     if len(plan.graph.tasks) != len(measured.task):
         got = f"{len(measured.task):,} tasks"
         raise InvalidArgumentError("trace", got=got, allowed=f"{len(plan.graph.tasks):,}, of this model and batch")
-    found = fit_hand_offs(measured, lambda given: _simulated(plan, given, memory_bandwidth))
-    return WaveCosts(memory_bandwidth, found, source)
+
+    def hand_offs(speeds: Sequence[float]) -> dict[str, float]:
+        return fit_hand_offs(measured, lambda given: _simulated(plan, given, memory_bandwidth, speeds))
+
+    # By the head's rows, mostly the longest stretch of weights without a hand-off; each lane begins them with a full
+    # ring, as long as what makes the slowest SM late is still part of their hand-off.
+    found, spans, speeds = hand_offs(()), stage_spans(measured), ()
+    if max(spans, key=lambda each: spans[each]) == "head":
+        costs = found
+        speeds = fit_lane_speeds(measured, lambda given: _simulated(plan, costs, memory_bandwidth, given), "head")
+        found = hand_offs(speeds)
+    return WaveCosts(memory_bandwidth, found, source, speeds=speeds)
 
 
-def _simulated(plan: DecodePlan | DealtStep, hand_offs: Mapping[str, float], memory_bandwidth: float) -> Trace:
+def _simulated(
+    plan: DecodePlan | DealtStep,
+    hand_offs: Mapping[str, float],
+    memory_bandwidth: float,
+    speeds: Sequence[float],
+) -> Trace:
     tasks = plan.graph.tasks
     if isinstance(plan, DecodePlan):
         queues, order, shape = [plan.table.task[q].tolist() for q in plan.table.queues], plan.order, plan.program.shape
@@ -153,5 +182,6 @@ def _simulated(plan: DecodePlan | DealtStep, hand_offs: Mapping[str, float], mem
             task.name: 0.0 if task.name.endswith("_sum") else hand_offs.get(stage_of(task.phase), 0.0) for task in tasks
         },
         ahead_bytes=shape.ring * shape.tile_bytes,
+        lane_speeds=tuple(speeds),
     )
     return simulate(plan.graph, order, machine, queues=queues)

@@ -18,6 +18,19 @@ from onewave.bench.ops import ffn_counters
 from onewave.bench.ops.ffn import FFNShape
 from onewave.bench.ops.ffn_counters import CountedFFN, count_ffn
 
+# As ncu 2025 on an H200 wrote them, of the first parts of a prompt.
+RECORDED = """\
+==PROF== Connected to process 608 (/usr/bin/python3.12)
+==WARNING== Note: Running with uncontrolled GPU caches. Profiling results may be inconsistent.
+==PROF== Disconnected from process 608
+"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"
+"0","608","python3.12","127.0.0.1","range","1","n/a","0","9.0","Command line profiler metrics","dram__bytes_read.sum","byte","54,556,160"
+"0","608","python3.12","127.0.0.1","range","1","n/a","0","9.0","Command line profiler metrics","dram__bytes_write.sum","byte","13,400,320"
+"0","608","python3.12","127.0.0.1","range","1","n/a","0","9.0","Command line profiler metrics","lts__t_sector_hit_rate.pct","%","46.02"
+"1","608","python3.12","127.0.0.1","range","1","n/a","0","9.0","Command line profiler metrics","dram__bytes_read.sum","byte","6,416,896"
+"1","608","python3.12","127.0.0.1","range","1","n/a","0","9.0","Command line profiler metrics","dram__bytes_write.sum","byte","0"
+"1","608","python3.12","127.0.0.1","range","1","n/a","0","9.0","Command line profiler metrics","lts__t_sector_hit_rate.pct","%","54.34"
+"""  # noqa: E501
 HEADER = '"ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"'
 CPU = torch.device("cpu")
 
@@ -37,6 +50,12 @@ RANGES = report(lines(0, "1,200,000", "3,000", "25.5"), lines(1, "5", "0", "100"
 def test_every_range_gives_one_set_in_its_order() -> None:
     assert parse(RANGES) == [Counters(1.2e6, 3e3, 0.255), Counters(5.0, 0.0, 1.0)]
     assert parse(RANGES)[0].dram_bytes == 1_203_000
+
+
+def test_what_ncu_wrote_of_a_prompt_is_read() -> None:
+    found = [(each.dram_read_bytes, each.dram_write_bytes, each.l2_hit_rate) for each in parse(RECORDED)]
+    assert found[0] == pytest.approx((54_556_160, 13_400_320, 0.4602))
+    assert found[1] == pytest.approx((6_416_896, 0, 0.5434))
 
 
 def test_a_range_without_all_counters_is_no_set() -> None:
@@ -83,6 +102,9 @@ def test_a_refusal_of_the_driver_and_a_failure_are_one_line_each(fake_ncu: Any) 
         collect("a.module", [])
     fake_ncu("", says="onewave: out of luck", status=3)
     with pytest.raises(UnsupportedError, match="status 3: onewave: out of luck"):
+        collect("a.module", [])
+    fake_ncu("==ERROR== Unexpected number of profiled kernels.\n==WARNING== See the guide", status=1)
+    with pytest.raises(UnsupportedError, match="status 1: ==ERROR== Unexpected number"):
         collect("a.module", [])
 
 

@@ -172,6 +172,15 @@ def test_lanes_that_read_ahead_draw_no_more_than_there_is(lane_bandwidth: float 
     assert loaded.makespan >= loaded.report.memory_loaded / 2
 
 
+@pytest.mark.parametrize(("ahead", "first"), [(150.0, 150.0), (1000.0, 222.2)])
+def test_a_faster_lane_takes_less_time_and_reads_ahead_more_in_it(ahead: float, first: float) -> None:
+    """Lanes end `a` after 909, 1,000 and 1,111 ns, and read ahead until the last one has."""
+    found = run(chain(1, 3), 3, lane_speeds=(2.2, 2.0, 1.8), ahead_bytes=ahead)
+    mine = np.array(found.phase) == "b0"
+    lasted = [(found.end - found.start)[mine & (found.worker == lane)].item() for lane in range(3)]
+    assert lasted == pytest.approx([(1000 - first) / 1.1, 1000 - 111.1, 1000 / 0.9], abs=1)
+
+
 def run_of_stages(*stages: str) -> Trace:
     ends = np.arange(1.0, len(stages) + 1)
     return Trace(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onewave.bench.clock import recorded, time_in_rounds
 from onewave.bench.engine.latency import decode_weight_bytes, kv_bytes_read
-from onewave.bench.engine.wave import WaveCase, WaveResult
+from onewave.bench.engine.wave import WaveCase, WaveResult, traced_step
 from onewave.engine.load.self_check import self_check
 from onewave.engine.load.streamed import StreamedModel
 from onewave.models.decode_wave import DecodeWave
@@ -90,7 +90,7 @@ def measure_plans(
     traces = {}
     if case.traced:
         logits = torch.empty_like(first)
-        traces = {name: wave.wave.trace_decode(*inputs, logits) for name, wave in waves.items()}
+        traces = {name: traced_step(wave, *inputs, logits) for name, wave in waves.items()}
     for wave in waves.values():
         wave.wave.check()
     return results, traces

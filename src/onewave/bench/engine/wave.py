@@ -29,6 +29,8 @@ from onewave.ops.linear import LinearWeight
 from onewave.tiles.sim.trace import Trace
 from onewave.wave.weights.pack import WeightStream
 
+# Launches of which a trace has the medians: fewer leave more of a launch's chance in it.
+_TRACED_LAUNCHES = 15
 # Stored numbers of a cache in 8 bits, their standard deviation.
 _SPREAD = 16
 
@@ -97,8 +99,8 @@ class WaveCase:
     """A decode step of `batch` sequences that hold `context` tokens each, and what is timed of it.
 
     page: also time the wave with the same cache in pages of so many keys, in any order. compiled: also time the step
-    that torch.compile makes (compiled_step.py), compiled again for each case. traced: also run the wave once with times
-    of every task.
+    that torch.compile makes (compiled_step.py), compiled again for each case. traced: also run the wave with times of
+    every task.
     """
 
     batch: int
@@ -198,7 +200,7 @@ def measure_wave(
             results.append(timed("torch.compile", lambda: their_step(tokens, positions), difference=difference))
         except Exception as error:  # whatever a compiler may raise; the other paths' figures stay
             report(f"torch.compile: no step, {type(error).__name__}: {str(error)[:200]}".splitlines()[0])
-    traced = wave.wave.trace_decode(tokens, positions, slots, logits) if case.traced else None
+    traced = traced_step(wave, tokens, positions, slots, logits) if case.traced else None
     if page is not None:
         expected = step().clone()
         wave.bind_cache(in_pages(kv, page))
@@ -208,6 +210,11 @@ def measure_wave(
     torch.cuda.synchronize(device)
     wave.wave.check()
     return results, traced
+
+
+def traced_step(wave: DecodeWave, *inputs: Tensor) -> Trace:
+    """Trace some launches of a decode step; each time is their median. inputs: of Wave.decode."""
+    return Trace.median([wave.wave.trace_decode(*inputs) for _ in range(_TRACED_LAUNCHES)])
 
 
 def in_pages(kv: KVCache, page: int) -> KVCache:

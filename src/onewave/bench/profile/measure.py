@@ -14,6 +14,7 @@ from onewave.base.settings import Settings
 from onewave.base.weight_formats import find_format
 from onewave.bench.clock import recorded, time_calls
 from onewave.bench.energy import BoardEnergy, measure_energy
+from onewave.bench.engine.wave import traced_step
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.streamed import StreamedModel
 from onewave.engine.load.wave import load_streamed
@@ -33,6 +34,8 @@ from onewave.weights.fetch.sources import builtin_names, resolve
 # More than the L2 cache holds, so that no call finds its weights there.
 _BYTES_IN_ROTATION = 512 << 20
 _MAX_COPIES = 64
+# Calls of what has no weights in a recording: one alone would be charged for the recording's launch.
+_CALLS = 8
 
 
 def _rotated(rows: int, cols: int, device: torch.device) -> list[Tensor]:
@@ -55,10 +58,9 @@ class PromptOperands:
 
     def calls(self, part: Part) -> list[Callable[[], object]]:
         """Return one layer's calls of a part, on as many copies of its weights as the L2 cache can't hold."""
-        if part.name == "attention":
-            return [self._attention()]
         if part.product is None:
-            return [self._between()]
+            call = self._attention() if part.name == "attention" else self._between()
+            return [call] * _CALLS  # its operands were just written, and lie in L2 where they fit
         rows, cols = part.product
         tokens = 1 if part.name == "head" else self.tokens
         product = linear_swiglu if part.name == "gate_up" else linear
@@ -146,7 +148,7 @@ def measure_decode(made: StreamedModel, batch: int, context: int, *, reps: int, 
     device = made.model.device
     wave, step = step_of(made, batch, context)
     seconds = time_calls([step], device, reps=reps).p50
-    spans = stage_spans(wave.wave.trace_decode(*step.args))
+    spans = stage_spans(traced_step(wave, *step.args))
     spent = measure_energy(recorded([step], device), device) if energy else None
     wave.wave.check()
     return MeasuredStep(stage_seconds(spans, made.model.config, seconds), spent)

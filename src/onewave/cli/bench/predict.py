@@ -34,9 +34,7 @@ def predict(
             help="SMs, sharing the same bandwidth. Default: 132, or as the fitted trace's.",
         ),
     ] = None,
-    context: Annotated[
-        int, typer.Option("--context", help="Tokens in each cache, beyond those of the fitted step.")
-    ] = 0,
+    context: Annotated[int, typer.Option("--context", help="Tokens in each cache; with --fit, in the trace's.")] = 512,
     weight_format: WeightFormat = "16-bit",
     costs: Annotated[
         Path | None, typer.Option("--costs", metavar="FILE", help="What --fit has written. Default: an H200's.")
@@ -46,7 +44,7 @@ def predict(
         typer.Option(
             "--fit",
             metavar="TRACE",
-            help="Fit the costs to a step that `bench wave --no-compact --trace TRACE` has measured.",
+            help="Fit the costs to a step that `bench wave --trace TRACE` has measured: a minute or two.",
         ),
     ] = None,
     bandwidth: Annotated[
@@ -79,7 +77,10 @@ def predict(
         assert measured is not None
         assert bandwidth is not None
         workers = measured.workers
-        known = fit_costs(config, measured, batch=batch_size, memory_bandwidth=bandwidth, source=source or str(fit))
+        known = fit_costs(
+            config, measured, batch=batch_size, context=context, memory_bandwidth=bandwidth,
+            source=source or str(fit), weight_bytes=width,
+        )  # fmt: skip
         if save is not None:
             write_file("--save", save, known.to_json())
     sms = 132 if workers is None else workers
@@ -99,9 +100,9 @@ def predict(
 
 def _check_fit(call: typer.Context, *, fitted: bool, bandwidth: float | None) -> None:
     """Refuse options that --fit does not go with, or that mean nothing without it. Raises InvalidArgumentError."""
-    needs_fit, without_fit = ("bandwidth", "source", "save"), ("costs", "workers", "context", "weight_format")
+    needs_fit, without_fit = ("bandwidth", "source", "save"), ("costs", "workers")
     for name in options.chosen(call, without_fit if fitted else needs_fit):
-        got, allowed = ("with --fit", "a step of 16-bit weights and empty caches, on the trace's SMs, by its own costs")
+        got, allowed = ("with --fit", "a step on the trace's SMs, by its own costs")
         if not fitted:
             got, allowed = "no --fit", "with --fit TRACE"
         raise InvalidArgumentError(name, got=got, allowed=allowed)

@@ -232,6 +232,7 @@ def _ffn(config: ModelConfig, gpu: GPU, device: torch.device | None, reps: int) 
             times = {
                 "by_tiles_us": gpu.tile_us(tile, _FFN_ROWS, rows, cols),
                 "by_bytes_us": gpu.bytes_us(_FFN_ROWS, rows, cols),
+                "predicted_us": gpu.product_by_us(tile, _FFN_ROWS, rows, cols),
                 "measured_us": None,
             }
             if device is not None:
@@ -320,6 +321,7 @@ def _ffn_table(found: list[dict[str, Any]], gpu: GPU) -> Table:
         "SMs used": [percent(each["sms_used"]) for each in found],
         "by tiles us": [f"{each['by_tiles_us']:.1f}" for each in found],
         "by bytes us": [f"{each['by_bytes_us']:.1f}" for each in found],
+        "predicted us": [f"{each['predicted_us']:.1f}" for each in found],
         "measured us": ["" if each["measured_us"] is None else f"{each['measured_us']:.1f}" for each in found],
     }
     return _filled(f"feed-forward products of {_FFN_ROWS} rows by tile, on {gpu.sms} SMs", shown)

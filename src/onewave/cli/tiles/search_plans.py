@@ -29,6 +29,10 @@ class DecodeSearch:
         bool, typer.Option("--other-bits", help="decode: also plans that round otherwise than the wave's own.")
     ] = False
     keep: Annotated[int, typer.Option("--keep", min=1, max=64, help="decode: plans to keep.")] = 5
+    apart: Annotated[
+        float,
+        typer.Option("--apart", min=0, max=100, help="decode: percent by which plans that are kept differ in time."),
+    ] = 0.3
     seed: Annotated[int, typer.Option("--seed", min=0, help="decode: of the search.")] = 0
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="decode: write the plans that are kept here.")
@@ -52,7 +56,9 @@ class DecodeSearch:
             context=self.context,
             same_bits=not self.other_bits,
         )
-        result = search_plans(asked, time_limit=time_limit, keep=self.keep, seed=self.seed, show=show_status)
+        result = search_plans(
+            asked, time_limit=time_limit, keep=self.keep, apart=self.apart / 100, seed=self.seed, show=show_status
+        )
         names = [f"plan{number}" for number in range(1, len(result.found) + 1)]
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)

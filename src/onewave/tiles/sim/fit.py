@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.sim.timeline import stage_of
 from onewave.tiles.sim.trace import Trace
 
+Floats = npt.NDArray[np.float64]
+
 # A hand-off moves every end behind it by as much, unless something else hides part of it.
 _ROUNDS = 12
 _STEP = 0.7
 _CLOSE = 0.99
+# A lane's speed also decides what it has read ahead, so a round corrects part of it, at most so much.
+_SPEED_ROUNDS, _MAX_A_ROUND = 6, 0.05
 
 
 def stage_spans(trace: Trace) -> dict[str, float]:
@@ -49,6 +54,35 @@ def fit_hand_offs(measured: Trace, simulate: Callable[[Mapping[str, float]], Tra
             raise InvalidArgumentError("simulated stages", got=got, allowed=allowed, next="Fit the same program")
         found = {stage: max(0.0, found[stage] + _STEP * (wanted[stage] - spans[stage])) for stage in wanted}
     return _answered(found, wanted, simulate)
+
+
+def lane_lags(trace: Trace, stage: str) -> Floats:
+    """How much later each lane ends a stage than the median lane, float64 [workers], in the trace's unit: the median of
+    the stage's layers but the first two, if there are more; 0 for a lane without a task in it."""
+    names, group = trace.phase_groups()
+    found: list[Floats] = []
+    for place, name in enumerate(names):
+        if stage_of(name) == stage:
+            mine, ends = group == place, np.full(trace.workers, -np.inf)
+            np.maximum.at(ends, trace.worker[mine], trace.end[mine])
+            ran = np.isfinite(ends)
+            found.append(np.where(ran, ends - np.median(ends[ran]), 0.0))
+    return np.median(found[2:] if len(found) > 2 else found, axis=0)
+
+
+def fit_lane_speeds(measured: Trace, simulate: Callable[[Sequence[float]], Trace], stage: str) -> tuple[float, ...]:
+    """The bandwidth of each lane, over an even share, with which `simulate` has the lanes end a stage as far apart as
+    `measured` has them.
+
+    simulate: a trace of the same program, given the lanes' speeds. stage: one that streams for long.
+    """
+    span = stage_spans(measured)[stage]
+    wanted, found = lane_lags(measured, stage), np.ones(measured.workers)
+    for _ in range(_SPEED_ROUNDS):
+        late = (wanted - lane_lags(simulate(found.tolist()), stage)) / span
+        found = found * (1 - _STEP * np.clip(late, -_MAX_A_ROUND, _MAX_A_ROUND))
+        found = found / found.mean()
+    return tuple(found.tolist())
 
 
 def _answered(

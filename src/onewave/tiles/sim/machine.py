@@ -59,6 +59,7 @@ class Machine:
     a wave lags behind the one before. hand_offs: ns from a producer's end to a task's first possible start, by
     Task.name; none between tasks of a lane's own queue, unless a sync policy's counter lies between them.
     ahead_bytes: what a lane may have read of its coming tasks while it waits, as a ring of weight tiles does.
+    lane_speeds: the share of memory bandwidth that each lane gets; 1 for lanes beyond them. Their mean counts as 1.
     Raises InvalidArgumentError.
 
     Source of the defaults: NVIDIA's H200 data sheet (132 SMs, 989 dense bf16 TFLOPS, 50 MB L2), and the read bandwidth
@@ -78,6 +79,7 @@ class Machine:
     skew: float = 0.0
     hand_offs: Mapping[str, float] = field(default_factory=dict[str, float])
     ahead_bytes: float = 0.0
+    lane_speeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for what, value in (("workers", self.workers), ("co_resident", self.co_resident)):
@@ -102,6 +104,8 @@ class Machine:
         ):
             if not (value >= 0 and math.isfinite(value)):
                 raise InvalidArgumentError(what, got=str(value), allowed="0 or more")
+        for speed in self.lane_speeds:
+            _positive("lane_speeds", speed)
         if self.skew > MAX_SKEW:
             raise InvalidArgumentError("skew", got=str(self.skew), allowed=f"0 to {MAX_SKEW:,}")
         if len({level.name for level in self.levels} | {"memory"}) != len(self.levels) + 1:
@@ -111,6 +115,11 @@ class Machine:
     def lanes(self) -> int:
         """Tasks that can run at once."""
         return self.workers * self.co_resident
+
+    def speeds(self) -> list[float]:
+        """Each lane's share of memory bandwidth, over an even one."""
+        given = [*self.lane_speeds[: self.lanes], *[1.0] * (self.lanes - len(self.lane_speeds))]
+        return [speed * self.lanes / sum(given) for speed in given]
 
     @property
     def max_a_lane(self) -> float:

@@ -51,9 +51,10 @@ class Lanes:
     """The launch while it runs.
 
     A task lasts until its fixed part (start-up, then arithmetic or cache traffic, whichever is longer) and its memory
-    traffic are both over. Memory is shared equally by the tasks that use it, none faster than max_a_lane: all move at
-    one rate, so a single "bytes each has moved so far" clock orders their ends. A lane whose memory traffic is over
-    reads ahead at its fair share, as far as the machine lets it.
+    traffic are both over. Memory is shared by the tasks that use it, by the speeds of their lanes, none faster than
+    max_a_lane of a lane of speed 1: all move at one rate times their lane's speed, so a single "bytes moved so far at
+    speed 1" clock orders their ends. A lane whose memory traffic is over reads ahead at its share, as far as the
+    machine lets it.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Lanes:
         self.handed: list[tuple[float, int]] = []
         self.max_ahead, self.share = machine.ahead_bytes, machine.memory_bandwidth / machine.lanes
         self.ahead, self.streamed = [0.0] * machine.lanes, [0.0] * machine.lanes  # bytes, and until when
-        self.bandwidth, self.most = machine.memory_bandwidth, machine.max_a_lane
+        self.bandwidth, self.most, self.speeds = machine.memory_bandwidth, machine.max_a_lane, machine.speeds()
         self.queues = queues  # one a lane, or a single one that all share
         self.lane_of = [-1] * n  # whose queue a task is in; -1 where all share one
         if len(queues) >= machine.lanes:
@@ -121,11 +122,11 @@ class Lanes:
             need -= self.take_ahead(self.lane[task], need)
         if need:
             self.parts[task] = 2
-            heapq.heappush(self.memory_ends, (self.moved + need, task))
+            heapq.heappush(self.memory_ends, (self.moved + need / self.speeds[self.lane[task]], task))
 
     def take_ahead(self, lane: int, need: float) -> float:
         """Of a task's bytes, those that its lane has read already."""
-        waited = (self.now - self.streamed[lane]) * self.share
+        waited = (self.now - self.streamed[lane]) * self.share * self.speeds[lane]
         self.streamed[lane] = self.now
         found = min(self.max_ahead, self.ahead[lane] + waited)
         used = min(need, found)
