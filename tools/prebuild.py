@@ -179,10 +179,10 @@ def _loads(limit: int | None) -> Iterator[tuple[str, Launch]]:
 
 
 def _prompts(limit: int | None) -> Iterator[tuple[str, Launch]]:
-    """The products of each built-in model's prompts with a compact stream, in all sizes of passes."""
-    for model, sequences in islice(product(MODELS, BATCHES), limit):
-        config, options = builtin_config(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=COMPACT)
-        program = load_program(place_of((model, sequences, COMPACT.weight_bytes))[0])
+    """The products of each built-in model's prompts with a stream of each format, in all sizes of passes."""
+    for model, sequences, kept in islice(product(MODELS, BATCHES, _FORMATS), limit):
+        config, options = builtin_config(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=kept)
+        program = load_program(place_of((model, sequences, kept.weight_bytes))[0])
         with pretended_device(), launches_nowhere() as made:
             stream = blank_stream(config, options, program)
             matrices = [stream.matrix(name, *shape) for name, shape in layer_matrices(config).items()]
@@ -192,7 +192,7 @@ def _prompts(limit: int | None) -> Iterator[tuple[str, Launch]]:
             x = torch.empty(MAX_SEQUENCES, config.hidden_size, dtype=torch.bfloat16)
             linear(x, stream.matrix("head", config.vocab_size, config.hidden_size), out_dtype=torch.float32)
         for launch in made:
-            yield f"compact-bfloat16/{model}-{sequences}", launch
+            yield f"{kept.name}-bfloat16/{model}-{sequences}", launch
 
 
 def build(name: str) -> tuple[bytes, dict[str, Any]]:

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from kit.operands.on_gpu import GPU, ON_WAVE
 from kit.operands.rounded_on_gpu import streamed, two_layers
-from onewave.base.weight_formats import COMPACT
+from onewave.base.weight_formats import COMPACT, NIBBLES, ROUNDINGS, WeightFormat
 from onewave.ops.linear import linear, linear_swiglu
+from onewave.wave.weights.formats import tile_format
+from onewave.wave.weights.pack import Weight
 
 pytestmark = pytest.mark.gpu
 
@@ -66,10 +68,14 @@ def test_a_graph_and_a_thousand_repeats_give_the_same_bits(rows: int) -> None:
 
 
 @ON_WAVE[-1]
-@pytest.mark.parametrize("batch", [1, 8, 16])
+@pytest.mark.parametrize(
+    ("form", "batch"),
+    [(COMPACT, 1), (COMPACT, 8), (COMPACT, 16), (NIBBLES[128, False], 1), (NIBBLES[64, False], 8),
+     (NIBBLES[32, False], 16), (NIBBLES[32, True], 1), (NIBBLES[128, True], 8)],
+)  # fmt: skip
 @torch.inference_mode()
-def test_products_from_tiles_have_the_plain_products_bits(batch: int) -> None:
-    stream = streamed(COMPACT, batch, 17, two_layers()).stream
+def test_products_from_tiles_have_the_plain_products_bits(form: WeightFormat, batch: int) -> None:
+    stream = streamed(form, batch, 17, two_layers()).stream
     dice = torch.Generator(GPU).manual_seed(batch)
     for name, (height, cols, count) in {
         "qkv0": (3072, 2048, 1),
@@ -87,3 +93,30 @@ def test_products_from_tiles_have_the_plain_products_bits(batch: int) -> None:
             if count == 1:
                 wide = linear(x, matrix, None, torch.float32)
                 assert torch.equal(wide, linear(x, plain, None, torch.float32)), (name, tokens)
+
+
+@ON_WAVE[-1]
+@pytest.mark.parametrize(("name", "batch"), [("int8", 1), ("int8", 16), ("fp8", 1), ("fp8", 8)])
+@torch.inference_mode()
+def test_products_of_bytes_round_no_weight_and_keep_a_tokens_bits(name: str, batch: int) -> None:
+    form = ROUNDINGS[name]
+    stream = streamed(form, batch, 17, two_layers()).stream
+    dice = torch.Generator(GPU).manual_seed(batch)
+    weight = torch.randn(2048, 8192, generator=dice, device=GPU).bfloat16()
+    stream.put("down0", Weight((weight,)))
+    matrix = stream.matrix("down0", *weight.shape)
+    exact = tile_format(form, stream.shape, torch.float32).expected(weight.float()).double()
+    x, bias = (torch.randn(shape, generator=dice, device=GPU).bfloat16() for shape in ((5000, 8192), (2048,)))
+    full, ref = linear(x, matrix, bias), x.double() @ exact.t() + bias.double()
+    plain = torch.nn.functional.linear(x, exact.bfloat16(), bias)
+    assert (full - ref).abs().max() <= 2 * (plain - ref).abs().max() + 1e-5
+    wide = linear(x, matrix, None, torch.float32)
+    for tokens in (2, 9, 17, 64, 65, 129, 200, 257, 513, 1000, 2048):
+        assert torch.equal(linear(x[7 : 7 + tokens], matrix, bias), full[7 : 7 + tokens]), tokens
+        assert torch.equal(linear(x[:tokens], matrix, None, torch.float32), wide[:tokens]), tokens
+    gates = stream.matrix("gate_up0", 8192, 2048, 2)
+    both = linear_swiglu(x[:, :2048], gates)
+    gate, up = (x[:, :2048].double() @ part.double().t() for part in gates.dense().chunk(2))
+    assert (both - torch.nn.functional.silu(gate) * up).abs().max() <= 0.03 * both.abs().max()
+    for tokens in (3, 70, 300):
+        assert torch.equal(linear_swiglu(x[:tokens, :2048], gates), both[:tokens]), tokens

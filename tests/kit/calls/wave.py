@@ -93,10 +93,11 @@ def packing(model: str, weights: str) -> None:
     compile_packing(blank_stream(one_layer(MODELS[model]), options, None))
 
 
-def compact_product(name: str, rows: int, sequences: int = 1) -> None:
-    """A product of several rows by compact tiles of a stream, made for so many sequences."""
+def tile_product(name: str, rows: int, sequences: int, weights: str) -> None:
+    """A product of several rows by tiles of a stream, made for so many sequences."""
     config = one_layer(MODELS["8B"])
-    stream = blank_stream(config, LoadOptions(torch.bfloat16, _DEVICE, sequences, weight_format=COMPACT), None)
+    options = LoadOptions(torch.bfloat16, _DEVICE, sequences, weight_format=FORMATS[weights])
+    stream = blank_stream(config, options, None)
     matrix = StreamMatrix(stream, f"{name}0", *layer_matrices(config)[name])
     x = empty(rows, matrix.cols)
     linear_swiglu(x, matrix) if matrix.count > 1 else linear(x, matrix)
@@ -220,15 +221,20 @@ PACKING = {
         ("1B", "int4 g32 minima"),
     )
 } | {
-    f"linear {rows} rows of a stream for {sequences}": Call(
-        partial(compact_product, name, rows, sequences), sms=_SMS, kernels=(kernel,)
+    f"linear {rows} rows of a stream for {sequences}{'' if weights == 'compact' else f' {weights}'}": Call(
+        partial(tile_product, name, rows, sequences, weights), sms=_SMS, kernels=(kernel,)
     )
-    for name, rows, sequences, kernel in (
-        ("o", 64, 1, "compact_gemm_kernel"),
-        ("qkv", 8, 1, "packed_gemm_kernel"),
-        ("gate_up", 64, 8, "packed_gemm_kernel"),
-        ("gate_up", 256, 1, "packed_gemm_kernel"),
-        ("qkv", 2048, 8, "packed_gemm_kernel"),
+    for name, rows, sequences, weights, kernel in (
+        ("o", 64, 1, "compact", "compact_gemm_kernel"),
+        ("qkv", 8, 1, "compact", "packed_gemm_kernel"),
+        ("gate_up", 64, 8, "compact", "packed_gemm_kernel"),
+        ("gate_up", 256, 1, "compact", "packed_gemm_kernel"),
+        ("qkv", 2048, 8, "compact", "packed_gemm_kernel"),
+        ("gate_up", 300, 1, "int8", "packed_gemm_kernel"),
+        ("qkv", 512, 8, "int8", "packed_gemm_kernel"),
+        ("gate_up", 300, 8, "fp8", "packed_gemm_kernel"),
+        ("qkv", 512, 1, "int4", "packed_gemm_kernel"),
+        ("gate_up", 300, 8, "int4", "packed_gemm_kernel"),
     )
 }
 WAVE: dict[str, Call] = {

@@ -7,7 +7,7 @@ import torch
 
 from onewave.base.device import Device
 from onewave.ops.choice import Asked, Choice
-from onewave.ops.linear.choose import CompactChoice, PackedChoice, ProductChoice, choose, choose_compact, describe
+from onewave.ops.linear.choose import CompactChoice, PackedChoice, ProductChoice, choose, choose_tiles, describe
 
 HOPPER, AMPERE = Device((9, 0), 132), Device((8, 0), 108)
 
@@ -64,19 +64,31 @@ def test_a_float32_result_is_stored_plainly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "tile_rows"), [(2, 8), (9, 16), (64, 8), (65, 32), (300, 16), (2048, 8), (4096, 16)]
-)
+    ("tokens", "form", "tile_rows"),
+    [
+        (2, 3, 8), (9, 3, 16), (64, 3, 8), (65, 3, 32), (300, 3, 16), (2048, 3, 8), (4096, 3, 16),
+        (2, 1, 8), (300, 2, 8), (9000, 1, 64), (65, 4, 8), (700, 6, 8), (8, 5, 16), (300, 10, 16),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("width", [16, 6144, 28672])
-def test_tiles_of_packed_rows_cover_the_result_and_fit_shared_memory(tokens: int, tile_rows: int, width: int) -> None:
-    choice = choose_compact(tokens, width, 4096, (tile_rows, 1), None, 132, gated=width == 28672)
+def test_tiles_of_packed_rows_cover_the_result_and_fit_shared_memory(
+    tokens: int, form: int, tile_rows: int, width: int
+) -> None:
+    choice = choose_tiles(tokens, width, 4096, (form, tile_rows, 1), None, 132, gated=width == 28672)
     assert choice.to_map
     assert choice.stages >= 3
     if isinstance(choice, PackedChoice):
         assert choice.token_blocks * choice.tokens >= tokens
         assert choice.row_blocks * choice.rows >= width
         assert 1 <= choice.num_programs <= min(132, choice.token_blocks * choice.row_blocks)
-        stage = choice.tokens * 128 + choice.rows * 104 * (2 if tile_rows == 8 else 1)
-        assert choice.stages * stage + choice.rows // 64 * 256 * min(choice.tokens, 64) <= 227 << 10
+        # Bytes of a row's 64 columns: planes, which units share, and what lies beside them.
+        planes, beside = {3: (96, 8), 4: (64, 8), 5: (64, 8), 6: (64, 16), 10: (64, 32)}.get(form, (64, 0))
+        blocks = 2 if tile_rows == 8 else 1
+        shared = {1: blocks, 2: blocks, 3: 1}.get(form, 2 * blocks)
+        assert choice.word_slots * shared >= choice.stages
+        words = choice.rows * blocks * (choice.stages * beside + choice.word_slots * planes)
+        staging = choice.rows // 64 * 256 * min(choice.tokens, 64)
+        assert choice.stages * choice.tokens * 128 + words + staging <= 227 << 10
     else:
         assert choice.columns in (32, 64)
         assert choice.column_blocks * choice.columns >= width
@@ -87,5 +99,5 @@ def test_few_packed_rows_and_tokens_are_widened_into_shared_memory_and_others_in
     sizes = {(8, 4096, 14336): None, (64, 4096, 4096): None, (64, 28672, 4096): (128, 64), (8, 6144, 4096): (64, 16)}
     sizes |= {(256, 4096, 14336): (64, 128), (256, 28672, 4096): (128, 256), (2048, 6144, 4096): (128, 256)}
     for (tokens, rows, cols), tile in sizes.items():
-        choice = choose_compact(tokens, rows, cols, (16, 1), None, 132, gated=rows == 28672)
+        choice = choose_tiles(tokens, rows, cols, (3, 16, 1), None, 132, gated=rows == 28672)
         assert (None if isinstance(choice, CompactChoice) else (choice.rows, choice.tokens)) == tile

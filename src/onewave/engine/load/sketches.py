@@ -26,7 +26,7 @@ from onewave.wave.plan.layout import BLOCK_KEYS
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.steps import Word
 from onewave.wave.weights.formats import tile_format
-from onewave.wave.weights.pack import CompactMatrix, StreamMatrix, WeightStream
+from onewave.wave.weights.pack import StreamMatrix, TileMatrix, WeightStream
 
 _WORDS = 64
 _CAPACITY = BLOCK_KEYS  # for which keys come through the ring, as they will
@@ -49,13 +49,17 @@ class _NoWeights(WeightStream):
         self.program = replace(program, steps=steps)
         assert self.images.nbytes == program.shape.tile_bytes
 
-    def compact(self, matrix: StreamMatrix) -> CompactMatrix | None:
-        if self.lists is None or self.scales is None:
+    def in_tiles(self, matrix: StreamMatrix) -> TileMatrix | None:
+        form = self.format_of(matrix.name).product
+        if not form or self.scales is None:
             return None
         words, place = self.images.view(torch.int32).view(-1), torch.zeros(1, dtype=torch.int32, device=self.device)
         rows = matrix.shape[0]
         blocks, tiles = -(-rows // self.shape.rows), -(-matrix.cols // self.shape.cols)
-        return CompactMatrix(words, self.lists, place, self.scales, 0, 0, rows, blocks, tiles, place, listed=False)
+        longest = None if self.lists is None else place
+        return TileMatrix(
+            form, words, self.lists, place, self.scales, 0, 0, rows, blocks, tiles, longest, listed=False
+        )  # fmt: skip
 
     def kept(self, matrix: StreamMatrix) -> torch.Tensor | None:
         return torch.empty(matrix.shape, dtype=self.dtype, device=self.device) if self.keeping else None

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import inf
 
 import torch
 from torch import Tensor
 
+from onewave.base.device import Device
+from onewave.base.errors import InvalidArgumentError, shown
 from onewave.base.gpus import TILES, tile_us
+from onewave.base.weight_formats import COMPACT, ROUNDINGS, find_format
 from onewave.ops.choice import Asked, Call, Choice, Counted, because, empty_on_meta
 
 _HALVES = (torch.bfloat16, torch.float16)
 _MAX_TILE_TOKENS = 64
 _MATMUL = "torch.nn.functional.linear"
+_UNPACKED = because("the matrix is unpacked from its tiles first")
 _ONE_ORDER = because("one chain of wgmma over K: a token's bits do not depend on the tokens beside it")
 GATED_COLUMNS = (64, 128, 256)
 """Of them those that can be halved between gates and the rest."""
 
 _SHARED_BYTES = 226 << 10
+_COMPACT, _LEAST = 3, 7  # FORMATs: compact, and from there on with minima
+_LINES = {_COMPACT: 1, 4: 1, 5: 1, 6: 2, 7: 2, 8: 2, 9: 4, 10: 4}
+"""Words of a lane in a stage of packed_gemm_kernel beside the planes, by the stream's FORMAT."""
 _ON_CPU = Choice("torch", "torch_impl", _MATMUL, (because("dense weights on a CPU"),))
 _ON_GPU = Choice(
     "torch", "torch_impl", _MATMUL, (because("several tokens: PyTorch's matmul (cuBLAS) is the better kernel"),)
@@ -27,13 +35,15 @@ _ON_GPU = Choice(
 
 @dataclass(frozen=True, eq=False)
 class LinearCall(Call):
-    """One call with dense weights; see op.linear. out_dtype: None for x's. gated: SwiGLU of the result."""
+    """One call with dense weights; see op.linear. out_dtype: None for x's. gated: SwiGLU of the result. tiles: FORMAT,
+    rows and images of a stream's tiles, where explain asks about a matrix in one."""
 
     x: Tensor
     weight: Tensor
     bias: Tensor | None = None
     out_dtype: torch.dtype | None = None
     gated: bool = False
+    tiles: tuple[int, int, int] | None = None
 
     @property
     def first(self) -> Tensor:
@@ -131,10 +141,17 @@ class CompactChoice(ProductChoice):
         return f"{self.warpgroups * 64} x {self.columns}, 12 warps, {self.stages} stages"
 
 
+def units_of_words(FORMAT: int, R: int) -> int:
+    """Units in sequence, of 64 columns of a stream's tiles of R rows, whose weights are in the same words."""
+    if FORMAT == 3:
+        return 1
+    return (1 if FORMAT < 3 else 2) * (2 if R == 8 else 1)
+
+
 @dataclass(frozen=True)
 class PackedChoice(Counted, Choice):
-    """packed_gemm_kernel: tiles of `rows` rows of a matrix in a compact stream, a warpgroup each 64, and `tokens`
-    tokens. The stream's own tiles have tile_rows rows and so many images; see hopper/packed_kernel.py."""
+    """packed_gemm_kernel: tiles of `rows` rows of a matrix in a stream, a warpgroup each 64, and `tokens` tokens. form:
+    the stream's FORMAT, whose own tiles have tile_rows rows and so many images; see hopper/packed_kernel.py."""
 
     rows: int
     tokens: int
@@ -143,6 +160,7 @@ class PackedChoice(Counted, Choice):
     num_programs: int
     to_map: bool
     gated: bool
+    form: int
     tile_rows: int
     images: int
     band: int = 16
@@ -155,8 +173,21 @@ class PackedChoice(Counted, Choice):
     @property
     def stages(self) -> int:
         """Stages of the ring: as many as shared memory holds beside two staging buffers a warpgroup."""
-        stage = self.tokens * 128 + self.rows // 64 * (6656 if self.tile_rows > 8 else 13312)
-        return min(16, (_SHARED_BYTES - self.rows // 64 * 256 * self.piece) // stage)
+        # A lane's line is 512 bytes of 64 rows, a plane four times as much.
+        lane = self.rows // 64 * (512 if self.tile_rows > 8 else 1024)
+        words = lane * 4 * (3 if self.form == _COMPACT else 2)
+        stage = self.tokens * 128 + lane * _LINES.get(self.form, 0)
+        room = _SHARED_BYTES - self.rows // 64 * 256 * self.piece
+        return max(stages for stages in range(1, 17) if stages * stage + self.word_slots_of(stages) * words <= room)
+
+    @property
+    def word_slots(self) -> int:
+        """Places of planes in the ring."""
+        return self.word_slots_of(self.stages)
+
+    def word_slots_of(self, stages: int) -> int:
+        """Places of planes beside so many stages: they are read by the first unit that needs them."""
+        return -(-stages // units_of_words(self.form, self.tile_rows))
 
     @property
     def tile(self) -> str:
@@ -183,6 +214,10 @@ def choose(call: LinearCall) -> Choice:
     x, weight = call.x, call.weight
     if not call.on_gpu:
         return _ON_CPU
+    if call.tiles is not None:
+        choice = choose_in_stream(x, weight.shape[0], call.tiles, call.out_dtype, call.device)
+        plain = replace(call, tiles=None)
+        return choice or replace(found := choose(plain), reasons=(_UNPACKED, *found.reasons))
     if x.dtype not in _HALVES or not weight.is_contiguous():
         return _ON_GPU
     widened = call.out_dtype if call.out_dtype is not x.dtype else None
@@ -252,27 +287,47 @@ def box_rows_of(tokens: int) -> int:
 
 
 # Microseconds of 64 columns of K with a tile's warpgroups and columns (compact_gemm_kernel) or rows and tokens
-# (packed_gemm_kernel), and of a tile beside them: what widening takes, measured at 8 to 2,048 tokens of an 8B on an
-# H200.
+# (packed_gemm_kernel, by FORMAT), and of a tile beside them: measured at 8 to 8,192 tokens of an 8B on an H200 (with
+# minima: estimated).
 _COMPACT_STEPS_US = {(1, 32): 0.17, (1, 64): 0.31}
 _COMPACT_TILE_US = 2.5
+_WIDE_TILES = ((64, 16), (128, 16), (64, 64), (128, 64), (64, 128), (128, 128), (128, 256))
+_BYTES_US, _NIBBLES_US, _MINIMA_US = (
+    dict(zip(_WIDE_TILES, steps_us, strict=True))
+    for steps_us in (
+        (0.155, 0.23, 0.18, 0.275, 0.235, 0.385, 0.66),
+        (0.175, 0.27, 0.2, 0.32, 0.245, 0.43, 0.67),
+        (0.25, 0.35, 0.27, 0.4, 0.3, 0.5, 0.75),
+    )
+)
 _PACKED_STEPS_US = {
-    (64, 16): 0.2, (128, 16): 0.29, (64, 64): 0.215, (128, 64): 0.33, (64, 128): 0.28,
-    (128, 128): 0.43, (64, 256): 0.41, (128, 256): 0.72,
+    _COMPACT: {
+        (64, 16): 0.2, (128, 16): 0.29, (64, 64): 0.215, (128, 64): 0.33, (64, 128): 0.28,
+        (128, 128): 0.43, (64, 256): 0.41, (128, 256): 0.72,
+    },
+} | {form: _BYTES_US if form < _COMPACT else _NIBBLES_US if form < _LEAST else _MINIMA_US
+    for form in (1, 2, *range(_COMPACT + 1, 11))
 }  # fmt: skip
 _PACKED_TILE_US = 3.5
-# Rows of 8: twice the words are loaded, and 128 rows would take more registers than there are.
+# Compact tiles of 8 rows: twice the words are loaded, and 128 rows would take more registers than there are.
 _EIGHT_ROWS_SHARE = 1.45
-MAX_COMPACT_TOKENS = {8: 384, 16: 4096, 32: 4096}
-"""Tokens up to which a product reads a compact stream's tiles, by their rows. Beyond, widening once for each 256 tokens
-takes longer than to unpack the matrix: 8B, 8,192 tokens 5.6 ms a layer instead of 5.5."""
+_MAX_COMPACT_TOKENS = {8: 384, 16: 4096, 32: 4096}
+
+
+def max_tile_tokens(form: int, tile_rows: int) -> float:
+    """Tokens up to which a product reads a stream's tiles, by their rows. Beyond, widening compact ones once for each
+    256 tokens takes longer than to unpack the matrix: 8B, 8,192 tokens 5.6 ms a layer instead of 5.5. Tiles of four
+    bits take as long as the plain product alone, and sums of one-byte tiles are of unscaled numbers, which nothing
+    unpacks."""
+    return _MAX_COMPACT_TOKENS.get(tile_rows, 0) if form == _COMPACT else inf
 
 
 @lru_cache(maxsize=1024)
-def choose_compact(
-    tokens: int, rows: int, cols: int, tile: tuple[int, int], widened: torch.dtype | None, sms: int, *, gated: bool
+def choose_tiles(
+    tokens: int, rows: int, cols: int, tile: tuple[int, int, int], widened: torch.dtype | None, sms: int, *, gated: bool
 ) -> CompactChoice | PackedChoice:
-    """The product of several tokens with a matrix in a compact stream. tile: rows and images of the stream's tiles."""
+    """The product of several tokens with a matrix in a stream. tile: FORMAT, rows and images of the stream's tiles."""
+    form, tile_rows, images = tile
     steps, to_map = -(-cols // 64), widened is None and rows % (16 if gated else 8) == 0
 
     def rounds(each: tuple[int, int], down: int, right: int) -> int:
@@ -282,32 +337,59 @@ def choose_compact(
         return rounds(each, 64 * each[0], each[1]) * (steps * _COMPACT_STEPS_US[each] + _COMPACT_TILE_US)
 
     def packed_us(each: tuple[int, int]) -> float:
-        share = 1.0 if tile[0] > 8 else _EIGHT_ROWS_SHARE
-        return rounds(each, each[1], each[0]) * (steps * share * _PACKED_STEPS_US[each] + _PACKED_TILE_US)
+        share = _EIGHT_ROWS_SHARE if crowded else 1.0
+        return rounds(each, each[1], each[0]) * (steps * share * steps_us[each] + _PACKED_TILE_US)
 
+    steps_us, crowded = _PACKED_STEPS_US[form], form == _COMPACT and tile_rows == 8
     narrow = min(_COMPACT_STEPS_US, key=compact_us)
-    wide = min((each for each in _PACKED_STEPS_US if tile[0] > 8 or each[0] == 64), key=packed_us)
-    if compact_us(narrow) <= packed_us(wide):
+    wide = min((each for each in steps_us if not crowded or each[0] == 64), key=packed_us)
+    if form == _COMPACT and compact_us(narrow) <= packed_us(wide):
         down, right = blocks_of(narrow, tokens, rows)
         kernel = "linear/hopper/compact_kernel.py: compact_gemm_kernel"
         return CompactChoice(
             "gluon", "hopper.compact_launch", kernel, (_ONE_ORDER,), *narrow, box_rows_of(tokens), down, right,
-            min(sms, down * right), to_map, gated, tile_rows=tile[0], images=tile[1],
+            min(sms, down * right), to_map, gated, tile_rows=tile_rows, images=images,
         )  # fmt: skip
     height, width = wide
     down, right = -(-tokens // width), -(-rows // height)
     kernel = "linear/hopper/packed_kernel.py: packed_gemm_kernel"
     return PackedChoice(
         "gluon", "hopper.packed_launch", kernel, (_ONE_ORDER,), height, width, down, right, min(sms, down * right),
-        to_map, gated, *tile,
+        to_map, gated, form, tile_rows, images,
     )  # fmt: skip
 
 
+def choose_in_stream(
+    x: Tensor, rows: int, tiles: tuple[int, int, int], out_dtype: torch.dtype | None, device: Device,
+    *, gated: bool = False,
+) -> CompactChoice | PackedChoice | None:  # fmt: skip
+    """What multiplies by a matrix of so many rows from its tiles: FORMAT, rows and images. None: it is unpacked."""
+    if x.dtype is not torch.bfloat16 or x.shape[1] % 8 or device.capability != (9, 0):
+        return None
+    if not 2 <= len(x) <= max_tile_tokens(*tiles[:2]):
+        return None
+    widened = None if out_dtype is x.dtype else out_dtype
+    return choose_tiles(len(x), rows, x.shape[1], tiles, widened, device.num_sms, gated=gated)
+
+
 def describe(asked: Asked) -> LinearCall:
-    """A question: x, weight."""
+    """A question: x, weight. tiles, sequences: of a stream in which the weight is."""
     from onewave.ops.linear.op import linear
 
     x, weight = (empty_on_meta(shape, asked.dtype) for shape in asked.take((2,), (2,)))
     out = asked.dtype_of("out_dtype", asked.dtype) if "out_dtype" in asked.options else None
     linear(x, weight, out_dtype=out)  # on meta: nothing runs but the checks
-    return LinearCall(x, weight, None, out, described=asked.device)
+    return LinearCall(x, weight, None, out, tiles=_tiles(asked), described=asked.device)
+
+
+def _tiles(asked: Asked) -> tuple[int, int, int] | None:
+    name = asked.options.get("tiles")
+    if name is None:
+        return None
+    from onewave.wave.plan.layout import tile_shape  # a CPU never imports the wave
+
+    known = (COMPACT.name, *ROUNDINGS)
+    form = find_format(name) if name in known else None
+    if form is None:
+        raise InvalidArgumentError("explain linear: tiles", got=shown(name), allowed=", ".join(known))
+    return form.number, tile_shape(asked.number("sequences", 1), weight_bytes=form.weight_bytes).rows, 1

@@ -1,6 +1,6 @@
-"""Products with a matrix that lies in a wave's stream. Compact tiles are read where they lie, except by thousands of
-tokens. Other products have the matrix unpacked into a buffer that the next one reuses, or take it from among those that
-are kept. Bits are the same."""
+"""Products with a matrix that lies in a wave's stream. Tiles are read where they lie, except by thousands of tokens.
+Other products have the matrix unpacked into a buffer that the next one reuses, or take it from among those that are
+kept. Bits are the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from onewave.base.device import device_of
 from onewave.ops.backends import load
-from onewave.ops.linear.choose import MAX_COMPACT_TOKENS, CompactChoice, PackedChoice, choose_compact
+from onewave.ops.linear.choose import CompactChoice, PackedChoice, choose_in_stream
 from onewave.ops.linear.op import linear as linear_of_tensor
 from onewave.ops.linear.op import linear_swiglu as linear_swiglu_of_tensor
 from onewave.wave.weights.pack import StreamMatrix
@@ -19,7 +19,7 @@ def linear(x: Tensor, matrix: StreamMatrix, bias: Tensor | None, out_dtype: torc
     """`linear`, as of the plain matrix."""
     choice = _choice(x, matrix, out_dtype)
     if choice is not None:
-        return load("linear", choice.module).run(x, matrix.compact, bias, out_dtype, choice)
+        return load("linear", choice.module).run(x, matrix.tiles, bias, out_dtype, choice)
     whole = matrix.stream.kept(matrix) if x.shape[1] % 8 == 0 else None
     if whole is not None:  # by our product, which gives parts the bits of the whole
         return linear_of_tensor(x, whole, bias, out_dtype)
@@ -40,7 +40,7 @@ def linear_swiglu(x: Tensor, matrix: StreamMatrix, bias: Tensor | None) -> Tenso
     """`linear_swiglu`, as of the plain matrix. Its rows take turns in the stream, gate and gated."""
     choice = _choice(x, matrix, None, gated=True)
     if choice is not None:
-        return load("linear", choice.module).run(x, matrix.compact, bias, None, choice)
+        return load("linear", choice.module).run(x, matrix.tiles, bias, None, choice)
     return linear_swiglu_of_tensor(x, matrix.dense(), bias)
 
 
@@ -53,14 +53,8 @@ def _choice(
     x: Tensor, matrix: StreamMatrix, out_dtype: torch.dtype | None, *, gated: bool = False
 ) -> CompactChoice | PackedChoice | None:
     """What runs from the tiles; None where the matrix is unpacked."""
-    compact = None if matrix.stream.keeping else matrix.compact
-    if compact is None or not x.is_cuda or x.dtype is not torch.bfloat16 or x.shape[1] % 8:
+    tiles = None if matrix.stream.keeping else matrix.tiles
+    if tiles is None or not x.is_cuda or (matrix.count > 1 and not gated):
         return None
-    device, shape = device_of(x.device), matrix.stream.shape
-    if device.capability != (9, 0) or (matrix.count > 1 and not gated):
-        return None
-    if not 2 <= len(x) <= MAX_COMPACT_TOKENS.get(shape.rows, 0):
-        return None
-    widened = None if out_dtype is x.dtype else out_dtype
-    tile = (shape.rows, shape.images)
-    return choose_compact(len(x), compact.rows, x.shape[1], tile, widened, device.num_sms, gated=gated)
+    tile = (tiles.form, matrix.stream.shape.rows, matrix.stream.shape.images)
+    return choose_in_stream(x, tiles.rows, tile, out_dtype, device_of(x.device), gated=gated)

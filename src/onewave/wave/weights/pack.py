@@ -100,7 +100,7 @@ class WeightStream:
         self._places = torch.from_numpy(np.concatenate(tables) if tables else np.zeros(1, dtype=np.int32)).to(device)
         self.gains_apart = False
         self._scratch: Tensor | None = None
-        self._compact: dict[str, CompactMatrix] = {}
+        self._in_tiles: dict[str, TileMatrix] = {}
         self.keeping = False
         self._kept: dict[str, Tensor] = {}
         self._first: dict[str, int] = {}  # each matrix's first value in the buffer of kept ones
@@ -240,15 +240,17 @@ class WeightStream:
             found = self._kept[matrix.name] = self._unpack(matrix, 0, matrix.height, out)
         return found
 
-    def compact(self, matrix: StreamMatrix) -> CompactMatrix | None:
-        """Return a matrix as it lies in the stream; None in another format than COMPACT. All are put by then: the first
-        call waits for the device."""
-        if self.lists is None or self.scales is None:
+    def in_tiles(self, matrix: StreamMatrix) -> TileMatrix | None:
+        """Return a matrix as it lies in the stream; None in a format whose tiles no product of several tokens reads.
+        All are put by then: the first call with COMPACT waits for the device."""
+        form = self.format_of(matrix.name).product
+        if not form or self.scales is None:
             return None
-        found = self._compact.get(matrix.name)
+        found = self._in_tiles.get(matrix.name)
         if found is None:
             first, blocks, tiles = self._grids[matrix.name]
-            found = self._compact[matrix.name] = CompactMatrix(
+            found = self._in_tiles[matrix.name] = TileMatrix(
+                form=form,
                 words=self.images.view(torch.int32).view(-1),
                 lists=self.lists,
                 places=self._places,
@@ -258,8 +260,8 @@ class WeightStream:
                 rows=matrix.shape[0],
                 blocks=blocks,
                 tiles=tiles,
-                longest=self._longest_lists(first, blocks, tiles),
-                listed=bool(self._listed[first : first + blocks * tiles].any()),
+                longest=None if self.lists is None else self._longest_lists(first, blocks, tiles),
+                listed=self.lists is not None and bool(self._listed[first : first + blocks * tiles].any()),
             )
         return found
 
@@ -376,17 +378,18 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class CompactMatrix:
-    """A matrix as it lies in a compact stream, for a product that reads it there.
+class TileMatrix:
+    """A matrix as it lies in a stream, for a product that reads it there.
 
-    words: int32, lists: int32 [stream tiles, LIST_WORDS], places: int32, of tiles, scales: float32: of the whole
-    stream; first_place, first_scale: of the matrix. rows: of the matrix, or of several with alternating rows. blocks:
-    row blocks, of so many tiles. longest: int32 [64 rows, tiles], of the lists of the tiles that hold them. listed:
-    whether any tile lists a weight.
+    form: the number of its format. words: int32, lists: int32 [stream tiles, LIST_WORDS], places: int32, of tiles,
+    scales: float32: of the whole stream; first_place, first_scale: of the matrix. rows: of the matrix, or of several
+    with alternating rows. blocks: row blocks, of so many tiles. longest: int32 [64 rows, tiles], of the lists of the
+    tiles that hold them. listed: whether any tile lists a weight. No lists: of other than compact tiles.
     """
 
+    form: int
     words: Tensor
-    lists: Tensor
+    lists: Tensor | None
     places: Tensor
     scales: Tensor
     first_place: int
@@ -394,7 +397,7 @@ class CompactMatrix:
     rows: int
     blocks: int
     tiles: int
-    longest: Tensor
+    longest: Tensor | None
     listed: bool
 
 
@@ -424,9 +427,9 @@ class StreamMatrix:
         return int(values * shape.weight_bytes / shape.tile_bytes * shape.slot_bytes) + scales
 
     @property
-    def compact(self) -> CompactMatrix | None:
-        """The matrix as it lies in the stream; None in another format than COMPACT."""
-        return self.stream.compact(self)
+    def tiles(self) -> TileMatrix | None:
+        """The matrix as it lies in the stream; None in a format whose tiles no product of several tokens reads."""
+        return self.stream.in_tiles(self)
 
     def dense(self) -> Tensor:
         """Return the whole matrix. If none are kept it is in the scratch buffer, valid until the next is requested."""

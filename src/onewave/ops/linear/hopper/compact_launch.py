@@ -11,11 +11,11 @@ from onewave.gpu.launch import launch_kernel
 from onewave.ops.linear.choose import CompactChoice
 from onewave.ops.linear.hopper.compact_kernel import compact_gemm_kernel
 from onewave.ops.linear.hopper.launch import can_describe
-from onewave.wave.weights.pack import CompactMatrix
+from onewave.wave.weights.pack import TileMatrix
 
 
 def run(
-    x: Tensor, matrix: CompactMatrix, bias: Tensor | None, out_dtype: torch.dtype | None, choice: CompactChoice
+    x: Tensor, matrix: TileMatrix, bias: Tensor | None, out_dtype: torch.dtype | None, choice: CompactChoice
 ) -> Tensor:
     """Launch the kernel that was chosen; return [tokens, rows] in out_dtype."""
     if not can_describe(x):

@@ -1,29 +1,30 @@
-"""x W^T of several tokens, W in the compact tiles of a wave's stream: widened in registers, once for up to 256 tokens.
+"""x W^T of several tokens, W in the tiles of a wave's stream: widened in registers, once for up to 256 tokens.
 
 The tensor cores make W x^T. W is their operand A, from registers: a lane of the stream's tiles holds the very weights
-that it gives them (wave/weights/compact.py), so that no value moves between threads. x is operand B, by TMA. A thread
+that it gives them (wave/weights/formats), so that no value moves between threads. x is operand B, by TMA. A thread
 block is one SM and takes every num_programs-th tile of the result: ROWS rows of W, TOKENS tokens. Neighbours share x.
 A unit is 64 columns of K; a stage of the ring is a unit's words and its slice of x. Partitions, which meet at
 mbarriers only:
 
 multiply  a warpgroup each 64 rows, both in one copy of the code. For each unit: words to registers, a unit ahead; masks
-          and shifts, and a product by the row's power of two, make bfloat16 weights; wgmma [64, TOKENS] x 64 runs while
-          the next unit is widened. Then the epilogue, 64 tokens at a time: bias, rounding, transposed on the way into
-          two buffers in shared memory, TMA out; of a gated product SwiGLU of rows that take turns, gate and gated.
+          and shifts, and products by powers of two or groups' scales, make bfloat16 weights; wgmma [64, TOKENS] x 64
+          runs while the next unit is widened. Then the epilogue, 64 tokens at a time: scales of one-byte weights' rows,
+          bias, rounding, transposed on the way into two buffers in shared memory, TMA out; of a gated product SwiGLU of
+          rows that take turns, gate and gated.
 words     2 warps. cp.async of the words; it runs ahead into the next tiles, and begins while the launch before ends.
 x         1 warp. TMA.
 
-Sums run over K from the first column to the last in one chain of wgmma, as in kernel.py, on the same weights: a row's
-bits are those of the plain product.
+Sums run over K from the first column to the last in one chain of wgmma, as in kernel.py. Of compact and 4-bit tiles the
+weights are the same, and a token's bits those of the plain product. Of one-byte tiles no weight is rounded, as in a
+decode step: a plain product of rounded weights differs, and so these tiles are read by any number of tokens.
 
-With R = 8 sixteen rows are two row blocks, and one place among a tile's threads has two units, 128 columns apart: the
-first takes two planes of its words, the second all.
+With R = 8 sixteen rows are two row blocks, and one place among a tile's threads has two units, 128 columns apart.
 
-Weights of a tile's list, which thirteen bits do not reach, are written over by their own 16 bits in registers; tiles
-without any (nearly all) skip that.
+Weights of a compact tile's list, which thirteen bits do not reach, are written over by their own 16 bits in registers;
+tiles without any (nearly all) skip that.
 
-Bound: the bytes of W below some hundred tokens, the tensor cores from there on. Beside them widening takes 43 of a
-scheduler's 16-lane integer instructions a unit of a warp.
+Bound: the bytes of W below some hundred tokens, the tensor cores from there on. Beside them widening takes 16-lane
+integer instructions of a scheduler, a unit of a warp: compact 43, int8 24, fp8 40, four bits 28 to 32.
 
 constexpr    meaning                                          allowed
 TOKENS       of a tile                                        16, 64, 128, 256
@@ -35,7 +36,9 @@ GATED        rows of W take turns, gate and gated             True, False
 TO_MAP       the result goes out by TMA: bfloat16, rows of    True, False (plain stores)
              whole 16 bytes
 PDL          started while the kernel before it ends          True, False
-R, IMAGES    of the stream's tiles (wave/plan/layout.py)      8, 16, 32, 64; 1, 2
+WORDS        places of planes, which units may share          STAGES, or a half or fourth of them, rounded up
+FORMAT       of the stream (base/weight_formats.py)           1, 2: one byte; 3: compact; 4 to 10: four bits
+R, IMAGES    of the stream's tiles (wave/plan/layout.py)      8, 16, 32, 64; 1, 2, 4
 """
 
 from __future__ import annotations
@@ -44,7 +47,6 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -53,21 +55,35 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from onewave.gpu.dependent_launch import after_last
 from onewave.gpu.ptx.hook import install
 from onewave.ops.attention.hopper.warpgroup import SHARES, own_warpgroup, twin
 from onewave.ops.linear.hopper.kernel import column_pieces, sums_layout
+from onewave.ops.linear.hopper.narrow_values import (
+    byte_pairs,
+    group_factors,
+    makes_factors,
+    nibble_pairs,
+    share_of_words,
+)
+from onewave.ops.linear.hopper.packed_ring import (
+    lines_in_stage,
+    load_words,
+    load_x,
+    next_words,
+    planes_of,
+    read_words,
+    tile_place,
+    units_of,
+)
 from onewave.ops.linear.hopper.packed_values import (
     Packed,
     blocks_of,
+    compact_pairs,
     load_longest,
-    needs_all,
     operand,
     row_factors,
-    thread_of,
-    widened,
+    row_scales,
     with_listed,
-    words_layout,
 )
 
 install()
@@ -85,6 +101,8 @@ class Constants(NamedTuple):
     GATED: Any
     TO_MAP: Any
     PDL: Any
+    FORMAT: Any
+    WORDS: Any
     R: Any
     IMAGES: Any
 
@@ -108,135 +126,41 @@ class Ring(NamedTuple):
     free: Any
 
 
-@gluon.constexpr_function
-def copies_layout():
-    """Layout of the same words of all rows, for the two warps that copy them."""
-    return gl.BlockedLayout([1, 1, 4], [1, 32, 1], [2, 1, 1], [2, 1, 0])
-
-
-@gluon.constexpr_function
-def units_of(R, IMAGES):
-    """Units of 64 columns in a tile of the stream."""
-    return 128 // R * IMAGES
-
-
-@gluon.constexpr_function
-def offset_of(unit, R):
-    """thread_of the first four units of a tile."""
-    if R == 8:
-        return unit % 2 * 128
-    if R == 64:
-        return unit * 128
-    return unit % 2 * 128 + unit // 2 * (R // 16) * 32
+@gluon.jit
+def widened(words, factors, unit: gl.constexpr, c):
+    """Make numbers of a unit's words, in the order of compact_pairs."""
+    if c.FORMAT == 3:
+        pairs = compact_pairs(words, factors, unit > 1, c)
+    elif c.FORMAT < 3:
+        pairs = byte_pairs(words, unit, c)
+    else:
+        pairs = nibble_pairs(words, factors, unit, c)
+    return pairs
 
 
 @gluon.jit
-def tile_place(tile, sizes, c):
-    """(token block, row block) of a tile."""
-    BAND: gl.constexpr = c.BAND
-    band = tile // (BAND * sizes.token_blocks)
-    height = gl.minimum(sizes.row_blocks - band * BAND, BAND)
-    within = tile - band * (BAND * sizes.token_blocks)
-    return within // height, band * BAND + within % height
+def with_lists(pairs, packed, first_row, number, unit: gl.constexpr, most, factors, c):
+    """Correct a unit's pairs where a tile of its 64 rows lists weights. number: of its round. most: of longest."""
+    UNROLL: gl.constexpr = 2 if c.R > 8 else 4
+    ROUNDS: gl.constexpr = units_of(c.R, c.IMAGES) // UNROLL
+    if most > 0:
+        within = number % ROUNDS * UNROLL + unit
+        pairs = with_listed(pairs, packed, first_row, number // ROUNDS, within, most, factors, c)
+    return pairs
 
 
 @gluon.jit
-def load_x(x, sizes, steps, ring, c):
-    slot = 0
-    phase = 1
-    after_last(c.PDL)
-    for tile in range(gl.program_id(0), sizes.token_blocks * sizes.row_blocks, gl.num_programs(0)):
-        token, _ = tile_place(tile, sizes, c)
-        for step in range(steps):
-            full = ring.full.index(slot)
-            mbarrier.wait(ring.free.index(slot), phase)
-            mbarrier.expect(full, c.TOKENS * 128)
-            tma.async_copy_global_to_shared(x, [token * c.TOKENS, step * 64], full, ring.x.index(slot))
-            slot += 1
-            if slot == c.STAGES:
-                slot = 0
-                phase ^= 1
-
-
-@gluon.jit
-def load_places(packed, tile, k, sizes, c):
-    """Load where the tiles of the stream lie that each 16 rows of a tile of the result read: a tuple of [rows / 16]."""
-    _, block = tile_place(tile, sizes, c)
-    row = block * c.ROWS + gl.arange(0, c.ROWS // 16, gl.SliceLayout(1, gl.SliceLayout(2, copies_layout()))) * 16
-    inside = (row >= 0) & (tile < sizes.token_blocks * sizes.row_blocks)
-    places = ()
-    for number in gl.static_range(blocks_of(c.R)):
-        at = gl.minimum((row + number * 8) // c.R, packed.blocks - 1) * packed.tiles + k
-        places = places + (gl.load(packed.places + at, mask=inside, other=0),)
-    return places
-
-
-@gluon.jit
-def load_words(packed, sizes, ring, c):
-    L: gl.constexpr = copies_layout()
-    UNITS: gl.constexpr = units_of(c.R, c.IMAGES)
-    TOGETHER: gl.constexpr = min(UNITS, 4)
-    BLOCKS: gl.constexpr = blocks_of(c.R)
-    lane = gl.arange(0, 32, gl.SliceLayout(0, gl.SliceLayout(2, L)))
-    four = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, L)))
-    warp = gl.arange(0, c.ROWS // 16, gl.SliceLayout(1, gl.SliceLayout(2, L))) % max(c.R // 16, 1) * 32
-    slot = 0
-    phase = 1
-    latest = load_places(packed, gl.program_id(0), 0, sizes, c)
-    for tile in range(gl.program_id(0), sizes.token_blocks * sizes.row_blocks, gl.num_programs(0)):
-        for k in range(packed.tiles):
-            places = latest
-            last = k + 1 == packed.tiles
-            following = gl.where(last, tile + gl.num_programs(0), tile)
-            latest = load_places(packed, following, gl.where(last, 0, k + 1), sizes, c)
-            for first in range(0, UNITS, TOGETHER):
-                # What a unit adds to the first one's place is constant, and so a part of its copies' instructions.
-                thread = thread_of(first, c.R)
-                for unit in gl.static_range(TOGETHER):
-                    along = offset_of(unit, c.R)
-                    mbarrier.wait(ring.free.index(slot), phase)
-                    for number in gl.static_range(BLOCKS):
-                        begin = places[number].to(gl.int64) * (3328 * c.IMAGES)
-                        planes = (begin + warp * 4)[:, None] + (lane * 4 + thread * 4)[None, :]
-                        planes = packed.words + (planes[:, :, None] + four[None, None, :])
-                        beside = (begin + (warp + 3072 * c.IMAGES))[:, None] + (lane + thread)[None, :]
-                        beside = packed.words + beside
-                        at = slot * BLOCKS + number
-                        for plane in gl.static_range(3):
-                            if plane != 1 or needs_all(unit, c.R):
-                                target = ring.planes[plane].index(at)
-                                source = planes + (along * 4 + 1024 * c.IMAGES * plane)
-                                async_copy.async_copy_global_to_shared(target, source)
-                        if needs_all(unit, c.R):
-                            async_copy.async_copy_global_to_shared(ring.beside.index(at), beside + along)
-                    async_copy.mbarrier_arrive(ring.full.index(slot), increment_count=False)
-                    slot += 1
-                    if slot == c.STAGES:
-                        slot = 0
-                        phase ^= 1
-
-
-@gluon.jit
-def read_words(ring, slot, group, unit: gl.constexpr, c):
-    """Load a warpgroup's words of a stage, for each of 16 rows' blocks: three planes [4, 32, 4] and the words beside
-    them [4, 32], or the two planes that the unit needs."""
-    L: gl.constexpr = words_layout()
-    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    LINES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    BLOCKS: gl.constexpr = blocks_of(c.R)
-    COUNT: gl.constexpr = c.STAGES * BLOCKS * (c.ROWS // 64)
-    words = ()
-    for number in gl.static_range(BLOCKS):
-        at = (slot * BLOCKS + number) * (c.ROWS // 64) + group
-        own = ()
-        for plane in gl.static_range(3):
-            if plane != 1 or needs_all(unit, c.R):
-                own = own + (ring.planes[plane]._reinterpret(gl.int32, [COUNT, 4, 32, 4], PLAIN).index(at).load(L),)
-        if needs_all(unit, c.R):
-            lines = ring.beside._reinterpret(gl.int32, [COUNT, 4, 32], LINES)
-            own = own + (lines.index(at).load(gl.SliceLayout(2, L)),)
-        words = words + (own,)
-    return words
+def load_factors(packed, first_row, SUMS: gl.constexpr, c):
+    """Load what rows' scales multiply: compact numbers, the scales of 4-bit weights' groups, or bytes' sums."""
+    if c.FORMAT == 3:
+        factors = row_factors(packed, first_row, c)
+    elif c.FORMAT > 3:
+        factors = row_scales(packed, first_row, c)
+    else:
+        row = first_row + gl.arange(0, 64, gl.SliceLayout(1, SUMS))
+        scales = gl.load(packed.scales + gl.minimum(row, packed.blocks * c.R - 1))
+        factors = (scales * (64.0 if c.FORMAT == 1 else 1.0),)
+    return factors
 
 
 @gluon.jit
@@ -247,9 +171,10 @@ def multiply_partition(out, bias, packed, sizes, ring, staging, c, group):
     ROUNDS: gl.constexpr = units_of(c.R, c.IMAGES) // UNROLL  # of a tile of the stream
     STAGES: gl.constexpr = c.STAGES
     slot = 0
+    at_words = 0
     phase = 0
     mbarrier.wait(ring.full.index(0), 0)
-    words = read_words(ring, 0, group, 0, c)
+    words = read_words(ring, 0, 0, group, 0, (), c)
     num_tiles = sizes.token_blocks * sizes.row_blocks
     left = (
         (num_tiles - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0) * (packed.tiles * ROUNDS * UNROLL)
@@ -257,19 +182,23 @@ def multiply_partition(out, bias, packed, sizes, ring, staging, c, group):
     for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
         token, block = tile_place(tile, sizes, c)
         first_row = block * c.ROWS + group * 64
-        factors = row_factors(packed, first_row, c)
+        factors = load_factors(packed, first_row, SUMS, c)
         sums = gl.zeros([64, TOKENS], gl.float32, SUMS)
         inside = gl.minimum(first_row, packed.blocks * c.R - 1)
-        longest = load_longest(packed, inside, 0)
+        if c.FORMAT == 3:
+            longest = load_longest(packed, inside, 0)
         rounds = packed.tiles * ROUNDS
         for number in range(rounds):
-            most = longest
-            longest = load_longest(packed, inside, gl.minimum(number + 1, rounds - 1) // ROUNDS)
+            if c.FORMAT == 3:
+                most = longest
+                longest = load_longest(packed, inside, gl.minimum(number + 1, rounds - 1) // ROUNDS)
+            own = factors
             for unit in gl.static_range(UNROLL):
-                pairs = widened(words, factors, unit > 1, c)
-                if most > 0:
-                    within = number % ROUNDS * UNROLL + unit
-                    pairs = with_listed(pairs, packed, first_row, number // ROUNDS, within, most, factors, c)
+                if makes_factors(unit, c.FORMAT):
+                    own = group_factors(words, factors, unit, c)
+                pairs = widened(words, own, unit, c)
+                if c.FORMAT == 3:
+                    pairs = with_lists(pairs, packed, first_row, number, unit, most, factors, c)
                 right = ring.x.index(slot).permute((1, 0))
                 sums = warpgroup_mma(operand(pairs, SUMS), right, sums, use_acc=True, is_async=True)
                 before = (slot + STAGES - 1) % STAGES
@@ -280,7 +209,9 @@ def multiply_partition(out, bias, packed, sizes, ring, staging, c, group):
                 # Nothing follows a program's last unit: the phase before has ended.
                 left -= 1
                 mbarrier.wait(ring.full.index(slot), gl.where(left > 0, phase, phase ^ 1))
-                words = read_words(ring, slot, group, (unit + 1) % UNROLL, c)
+                if share_of_words(c.FORMAT, c.R) > 1:
+                    at_words = next_words(at_words, unit, c)
+                words = read_words(ring, slot, at_words, group, (unit + 1) % UNROLL, words, c)
                 # The product before has read its stage, which is free while this one runs.
                 sums = warpgroup_mma_wait(1, deps=[sums])
                 gl.thread_barrier()
@@ -288,6 +219,8 @@ def multiply_partition(out, bias, packed, sizes, ring, staging, c, group):
         sums = warpgroup_mma_wait(0, deps=[sums])
         gl.thread_barrier()
         mbarrier.arrive(ring.free.index((slot + STAGES - 1) % STAGES), count=1)
+        if c.FORMAT < 3:
+            sums = sums * factors[0][:, None]
         pieces = column_pieces(sums, TOKENS)
         for number in gl.static_range(len(pieces)):
             put_piece(
@@ -375,7 +308,8 @@ def packed_gemm_kernel(
     x, words, lists, longest, places, scales, first_place, first_scale, out, bias, tokens, columns, token_blocks,
     row_blocks, tiles, blocks,
     TOKENS: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, BAND: gl.constexpr, GATED: gl.constexpr,
-    TO_MAP: gl.constexpr, PDL: gl.constexpr, R: gl.constexpr, IMAGES: gl.constexpr,
+    TO_MAP: gl.constexpr, PDL: gl.constexpr, FORMAT: gl.constexpr, WORDS: gl.constexpr, R: gl.constexpr,
+    IMAGES: gl.constexpr,
 ):  # fmt: skip
     """Multiply all tiles.
 
@@ -386,7 +320,7 @@ def packed_gemm_kernel(
     """
     c: gl.constexpr = Constants(
         TOKENS=TOKENS, ROWS=ROWS, STAGES=STAGES, BAND=BAND, GATED=GATED, TO_MAP=TO_MAP, PDL=PDL,
-        R=R, IMAGES=IMAGES,
+        FORMAT=FORMAT, WORDS=WORDS, R=R, IMAGES=IMAGES,
     )  # fmt: skip
     sizes = Sizes(tokens=tokens, columns=columns, token_blocks=token_blocks, row_blocks=row_blocks)
     packed = Packed(
@@ -399,10 +333,13 @@ def packed_gemm_kernel(
     of_x = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, 64], OPERAND)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     LINES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    of_first = gl.allocate_shared_memory(gl.int32, [STAGES * blocks_of(R), ROWS // 16, 32, 4], PLAIN)
-    of_second = gl.allocate_shared_memory(gl.int32, [STAGES * blocks_of(R), ROWS // 16, 32, 4], PLAIN)
-    of_third = gl.allocate_shared_memory(gl.int32, [STAGES * blocks_of(R), ROWS // 16, 32, 4], PLAIN)
-    of_beside = gl.allocate_shared_memory(gl.int32, [STAGES * blocks_of(R), ROWS // 16, 32], LINES)
+    planes = ()
+    for _ in gl.static_range(planes_of(FORMAT)):
+        planes = planes + (gl.allocate_shared_memory(gl.int32, [WORDS * blocks_of(R), ROWS // 16, 32, 4], PLAIN),)
+    of_beside = planes[0]
+    BESIDE: gl.constexpr = STAGES * blocks_of(R) * lines_in_stage(FORMAT, R)
+    if BESIDE > 0:
+        of_beside = gl.allocate_shared_memory(gl.int32, [BESIDE, ROWS // 16, 32], LINES)
     staging = gl.allocate_shared_memory(gl.bfloat16, [WARPGROUPS * 2, PIECE, 64], OPERAND)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -411,9 +348,7 @@ def packed_gemm_kernel(
         mbarrier.init(free.index(stage), count=WARPGROUPS)
     fence_async_shared()
     gl.thread_barrier()
-    ring = Ring(
-        x=of_x, planes=(of_first, of_second, of_third), beside=of_beside, full=full, free=free
-    )  # fmt: skip
+    ring = Ring(x=of_x, planes=planes, beside=of_beside, full=full, free=free)
     steps = tiles * units_of(R, IMAGES)
     if WARPGROUPS == 1:
         gl.warp_specialize(

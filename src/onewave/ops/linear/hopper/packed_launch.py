@@ -10,11 +10,11 @@ from onewave.gpu.launch import launch_kernel
 from onewave.ops.linear.choose import PackedChoice
 from onewave.ops.linear.hopper.launch import can_describe
 from onewave.ops.linear.hopper.packed_kernel import packed_gemm_kernel
-from onewave.wave.weights.pack import CompactMatrix
+from onewave.wave.weights.pack import TileMatrix
 
 
 def run(
-    x: Tensor, matrix: CompactMatrix, bias: Tensor | None, out_dtype: torch.dtype | None, choice: PackedChoice
+    x: Tensor, matrix: TileMatrix, bias: Tensor | None, out_dtype: torch.dtype | None, choice: PackedChoice
 ) -> Tensor:
     """Launch the kernel that was chosen; return [tokens, rows] in out_dtype."""
     if not can_describe(x):
@@ -29,7 +29,7 @@ def run(
         None if bias is None else bias.contiguous(),
         x.shape[0], rows, choice.token_blocks, choice.row_blocks, matrix.tiles, matrix.blocks,
         TOKENS=choice.tokens, ROWS=choice.rows, STAGES=choice.stages, BAND=choice.band, GATED=choice.gated,
-        TO_MAP=choice.to_map, R=choice.tile_rows, IMAGES=choice.images,
+        TO_MAP=choice.to_map, FORMAT=choice.form, WORDS=choice.word_slots, R=choice.tile_rows, IMAGES=choice.images,
         PDL=True, num_warps=4, launch_pdl=True,
     )  # fmt: skip
     return out

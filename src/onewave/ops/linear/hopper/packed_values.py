@@ -1,4 +1,5 @@
-"""Weights of packed tiles in registers, as operand A of wgmma: the widening of packed_kernel.py."""
+"""Weights of compact tiles in registers, as operand A of wgmma: the widening of packed_kernel.py, and what it shares
+with other formats' (narrow_values.py)."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ _LIST_WORDS = gl.constexpr(32)
 
 
 class Packed(NamedTuple):
-    """A matrix in a stream. words: of all tiles. lists: LIST_WORDS a tile. longest: of the lists of 64 rows' tiles.
-    places: of its tiles, row block by row block. scales: of its rows. tiles: a row block. blocks: row blocks."""
+    """A matrix in a stream. words: of all tiles. lists: LIST_WORDS a tile. longest: of the lists of 64 rows' tiles;
+    None of other than compact ones. places: of its tiles, row block by row block. scales: of its rows. tiles: a row
+    block. blocks: row blocks."""
 
     words: Any
     lists: Any
@@ -99,9 +101,9 @@ def blocks_of(R):
 
 
 @gluon.constexpr_function
-def needs_all(unit, R):
-    """Whether a unit needs all words of its place. With R = 8 the first of two units needs two planes."""
-    return R > 8 or unit % 4 > 1
+def is_second(unit, R):
+    """Whether a unit is the second of two in its words' place, 128 columns apart, with R = 8."""
+    return R == 8 and unit % 4 > 1
 
 
 @gluon.jit
@@ -123,15 +125,21 @@ def warp_rows(first_row):
 
 
 @gluon.jit
-def row_factors(packed, first_row, c):
-    """Load the powers of two that make weights of rows' numbers, twice in a word, of the upper and the lower rows of
-    each warp: [4, 32] each."""
+def row_scales(packed, first_row, c):
+    """Load rows' scales as words, of the upper and the lower rows of each warp: [4, 32] each."""
     lane = gl.arange(0, 32, gl.SliceLayout(0, gl.SliceLayout(2, words_layout())))
     row = warp_rows(first_row)[:, None] + lane[None, :] // 4
     # Rows beyond the last block are no part of the result; they read the last one's.
     last = packed.blocks * c.R - 1
     upper = gl.load(packed.scales + gl.minimum(row, last)).to(gl.int32, bitcast=True)
     lower = gl.load(packed.scales + gl.minimum(row + 8, last)).to(gl.int32, bitcast=True)
+    return upper, lower
+
+
+@gluon.jit
+def row_factors(packed, first_row, c):
+    """Load the powers of two that make weights of rows' compact numbers, twice in a word: as row_scales."""
+    upper, lower = row_scales(packed, first_row, c)
     # A scale is 2^(base - 64), its factor 2^base: 64 more in the exponent's place, of float32 as of bfloat16.
     upper = (upper >> 16) + (64 << 7)
     lower = (lower >> 16) + (64 << 7)
@@ -162,7 +170,7 @@ def taken_apart(words, factors):
 
 
 @gluon.jit
-def widened(words, factors, SECOND: gl.constexpr, c):
+def compact_pairs(words, factors, SECOND: gl.constexpr, c):
     """Make weights of a unit's words: sixteen pairs [4, 32], (k * 2 + i) * 2 + j of row r + 8 j and columns
     16 k + 8 i + 2 t and the next, in lane 4 r + t. SECOND: with R = 8, of the second unit in the words' place."""
     if c.R > 8:

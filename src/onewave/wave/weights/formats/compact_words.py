@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from onewave.base.weight_formats import COMPACT
 from onewave.wave.weights.compact import bases_of, compact_images, restore_images, scales_of
 from onewave.wave.weights.formats.tile_format import TileFormat, Tiles
 
@@ -17,6 +18,7 @@ class CompactTiles(TileFormat):
     """Thirteen bits a weight, and a list beside each tile."""
 
     working_bytes = 32
+    product = COMPACT.number
 
     def pack(self, rows: Tensor) -> Tiles:
         bases = bases_of(rows)

@@ -31,7 +31,7 @@ class NibbleTiles(TileFormat):
 
     def __init__(self, form: GroupRounding, shape: TileShape, dtype: torch.dtype):
         super().__init__(form, shape, dtype)
-        self._rounding = form
+        self._rounding, self.product = form, form.number
 
     def pack(self, rows: Tensor) -> Tiles:
         return self.pack_groups(round_groups(rows, self._rounding))

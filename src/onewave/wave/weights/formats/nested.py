@@ -36,7 +36,7 @@ class NestedTiles(TileFormat):
 
     def __init__(self, form: MixedFormat, shape: TileShape, dtype: torch.dtype, width: int):
         super().__init__(form, shape, dtype)
-        self.bits = 4 * width
+        self.bits, self.product = 4 * width, form.nibbles.number if width == 1 else 0
         self._values = TILE_VALUES * self.bits // 8 * shape.images
 
     def pack_groups(self, rows: GroupedRows) -> Tiles:

@@ -25,7 +25,7 @@ class ByteTiles(TileFormat):
 
     def __init__(self, form: RowRounding, shape: TileShape, dtype: torch.dtype):
         super().__init__(form, shape, dtype)
-        self._rounding = form
+        self._rounding, self.product = form, form.number
 
     def pack(self, rows: Tensor) -> Tiles:
         made, scales = round_rows(rows, self._rounding)

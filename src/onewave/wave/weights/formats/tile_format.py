@@ -36,11 +36,12 @@ class TileFormat(ABC):
     """A format of weights in a stream. form: None for 16 bits. dtype: of plain matrices.
 
     working_bytes: of a value while it is packed without a kernel. wide: rows come in float32, the product with the gain
-    not rounded.
+    not rounded. product: the FORMAT of the product of several tokens that reads such tiles; 0: none does.
     """
 
     working_bytes: int
     wide = False
+    product = 0
 
     def __init__(self, form: WeightFormat | None, shape: TileShape, dtype: torch.dtype):
         self.form, self.shape, self.dtype = form, shape, dtype
