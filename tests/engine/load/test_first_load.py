@@ -40,7 +40,7 @@ from onewave.wave.weights import pack
 from onewave.weights.fetch.sources import ModelLocation
 
 GPU = torch.device("cuda", 0)
-OPERATORS = ("append_kv", "attention", "decode_attention", "embedding", "linear", "post_attention", "rms_norm")
+OPERATORS = ("append_kv", "attention", "decode_attention", "embedding", "linear", "post_attention_rows", "rms_norm")
 FAMILIES = {
     "own head": BASE,
     "tied tables": replace(BASE, tie_word_embeddings=True),

@@ -153,7 +153,8 @@ def launches_of_load(config: ModelConfig, options: LoadOptions, program: WavePro
 @torch.inference_mode()
 def _run_plainly(model: Llama, stream: WeightStream, sequences: int, reach: int) -> None:
     """Run what the self-check and a first prompt do, once of each kind; the prompt with matrices that are kept
-    unpacked, and without. reach: tokens of the longest sequence: rows of the served table have room for its blocks."""
+    unpacked, where they may be, and without. reach: tokens of the longest sequence: rows of the served table have room
+    for its blocks."""
     lengths, device = checked_lengths(model.max_model_len, sequences), model.device
     kv = model.new_row_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY)
     for length in dict.fromkeys(lengths):
@@ -165,6 +166,7 @@ def _run_plainly(model: Llama, stream: WeightStream, sequences: int, reach: int)
     table = kv.block_table.new_zeros(sequences + 1, max(blocks, -(-reach // kv.block_size)))
     served = replace(kv, block_table=table).narrowed(blocks)
     passes = PromptPasses(model, served, spare_slot=sequences, use_graphs=False)
+    keeping = (True, False) if stream.may_keep else (False,)
     for length in dict.fromkeys((1, min(16, max(lengths)), max(lengths))) if model.packs_prompts else ():
-        for stream.keeping in (True, False):
+        for stream.keeping in keeping:
             passes.run([PromptChunk(0, [0] * length)])

@@ -125,10 +125,7 @@ def _load_wave(location: ModelLocation, config: ModelConfig, options: LoadOption
         set_kv_format(made.model, location, options)
         with options.times.phase("self-check"):
             wave = WaveDecoder(made.model, options.max_num_seqs, stream=made.stream)
-    # Compact ones are read where they lie, but for tiles of one sequence, whose eight rows cost too much to widen.
-    # Rounded or quantised ones are there to save memory.
-    narrow = options.weight_format is COMPACT and made.stream.shape.rows == 8
-    if (options.weight_format is None or narrow) and _has_room(made.stream):
+    if made.stream.may_keep and _has_room(made.stream):
         made.stream.keep()
     return made.model, wave
 

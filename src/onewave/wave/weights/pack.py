@@ -212,6 +212,12 @@ class WeightStream:
         """Bytes that all requested matrices take when they are kept."""
         return self._values * self.dtype.itemsize
 
+    @property
+    def may_keep(self) -> bool:
+        """Whether matrices are worth keeping unpacked: of 16 bits, and compact ones in tiles of eight rows, which take
+        long to widen. Others are read where they lie; rounded or quantised ones are there to save memory."""
+        return self.weight_format is None or (self.weight_format is COMPACT and self.shape.rows == 8)
+
     def keep(self) -> None:
         """Keep matrices unpacked from now on. The first one allocates unpacked_bytes."""
         self.keeping = True
