@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def seen_by(value: Any) -> Any:
     if isinstance(value, pack.StreamMatrix):
         return value.height, value.cols, value.count
     if isinstance(value, PostAttentionWeights):
-        return tuple(map(seen_by, vars(value).values()))
+        return tuple(seen_by(getattr(value, each.name)) for each in fields(value))
     return value
 
 
