@@ -94,7 +94,8 @@ def seen_by(value: Any) -> Any:
     if isinstance(value, pack.StreamMatrix):
         return value.height, value.cols, value.count
     if isinstance(value, PostAttentionWeights):
-        return tuple(seen_by(getattr(value, each.name)) for each in fields(value))
+        # A matrix in a stream multiplies 16-bit rows, whichever layer it is of.
+        return tuple(seen_by(getattr(value, each.name)) for each in fields(value) if each.name != "next_matrix")
     return value
 
 
