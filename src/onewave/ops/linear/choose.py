@@ -252,7 +252,7 @@ def _product(
     tokens: int, rows: int, cols: int, widened: torch.dtype | None, sms: int, *, gated: bool = False
 ) -> ProductChoice:
     tiles = tuple(tile for tile in TILES if not gated or tile[1] in GATED_COLUMNS)
-    if gated and tokens <= _FEW_TOKENS:
+    if gated and tokens <= _MAX_NARROW_TOKENS:
         tiles = ((1, GATED_COLUMNS[0]),)
     tile = min(tiles, key=lambda tile: tile_us(tile, tokens, rows, cols, sms=sms))
     return product_of_tile(tile, tokens, rows, widened, sms, gated=gated)
@@ -271,7 +271,7 @@ def product_of_tile(
     )  # fmt: skip
 
 
-_FEW_TOKENS = 16
+_MAX_NARROW_TOKENS = 16
 """Tokens that one small copy brings: bound by the weights, gated tiles are the faster the narrower they are. 8B, 8
 tokens: 58.9, 59.9 and 60.6 us with 64, 128 and 256 columns; more tokens read x once for each."""
 
