@@ -7,10 +7,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import FrameType
 
 import numpy as np
 import pytest
+from numba.core.caching import FunctionCache
 
 from onewave.ops.cpu import team_impl as numba_team_impl
 from onewave.ops.cpu.math_impl import doubles, integers
@@ -152,6 +155,35 @@ def test_a_job_wakes_all_who_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_precompiling_finds_every_kernel() -> None:
     # Weight formats and their block sums; one-byte products, norm, SwiGLU, append and both attentions.
     assert precompile() == 37
+
+
+def test_machine_code_older_than_what_it_may_inline_is_compiled_anew(tmp_path: Path) -> None:
+    source = tmp_path / "kept.py"
+    source.write_text(
+        "from onewave.ops.cpu.team_impl import kernel\n@kernel\ndef nothing(table_at, first, last):\n    pass\n"
+    )
+
+    def compiled() -> Path:
+        given = spec_from_file_location("kept", source)
+        assert given is not None
+        assert given.loader is not None
+        module = module_from_spec(given)
+        given.loader.exec_module(module)
+        assert module.nothing.address
+        (index,) = Path(FunctionCache(module.nothing._function).cache_path).glob("kept.nothing-*.nbi")
+        return index
+
+    index = compiled()
+    written = index.stat().st_mtime_ns
+    assert compiled().stat().st_mtime_ns == written
+    os.utime(index, (1, 1))
+    assert compiled().stat().st_mtime_ns > written
+
+
+def test_every_file_that_kernels_inline_is_known() -> None:
+    folder = Path(numba_team_impl.__file__).parents[1]
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if "from numba " in path.read_text()}
+    assert found <= {f"{name}.py" for name in numba_team_impl._INLINED}
 
 
 def test_kernels_run_where_nothing_may_be_kept_on_disk() -> None:

@@ -1,9 +1,6 @@
 """What the float32 CPU kernels share: arrays from addresses, and an exponential that vectorises.
 
 Kernels take addresses as integers because unpacking an array argument costs more than the smallest of them runs.
-
-Numba inlines what stands here into cached kernels and doesn't notice when it changes: after an edit,
-`find src -name '*.nb[ci]' -delete`.
 """
 
 from __future__ import annotations

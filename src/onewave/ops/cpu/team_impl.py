@@ -20,12 +20,14 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, cached_property
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.core import cgutils
+from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -52,11 +54,29 @@ _LEAD_ALL_SIGNATURE = types.void(types.int64, types.int64, types.int64)
 _JOB_WORDS = 3 + 1 + _MAX_ARGUMENTS
 
 
+# What kernels inline from other files than their own, below ops/: Numba does not notice when it changes.
+_INLINED = (
+    *(f"cpu/{name}" for name in ("__init__", "math_impl", "team_impl", "vectors_impl")),
+    *(f"linear/{name}" for name in ("loops_impl", "packed", "unpack_impl")),
+)
+
+
+def _drop_stale(function) -> None:
+    """Delete what is kept on disk of a function if it is older than anything that it may have inlined."""
+    folder = Path(__file__).parents[1]
+    changed = max((folder / f"{name}.py").stat().st_mtime_ns for name in _INLINED)
+    for index in Path(FunctionCache(function).cache_path).glob(f"*.{function.__name__}-*.nbi"):
+        with suppress(FileNotFoundError):  # another process was faster
+            if index.stat().st_mtime_ns < changed:
+                index.unlink()
+
+
 def _kept(decorator, *signature, **options):
     """A Numba decorator whose machine code is kept on disk, if Numba finds a folder there that it may write."""
 
     def decorate(function):
         try:
+            _drop_stale(function)
             return decorator(*signature, cache=True, **options)(function)
         except RuntimeError:
             # No folder: each process compiles for itself.
