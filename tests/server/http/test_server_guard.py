@@ -113,7 +113,8 @@ def test_a_request_that_comes_too_slowly_is_cut_off(strict: Serving) -> None:
     began = time.monotonic()
     assert raw(strict, b"GET /health HT") == b""
     assert raw(strict, b"") == b""
-    headers = b"host: a\r\ncontent-type: application/json\r\nauthorization: Bearer first-key\r\ncontent-length: 100\r\n"
+    headers = b"host: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    headers += b"authorization: Bearer first-key\r\ncontent-length: 100\r\n"
     found = raw(strict, b"POST /v1/chat/completions HTTP/1.1\r\n" + headers + b"\r\n{")
     assert found.startswith(b"HTTP/1.1 408")
     assert time.monotonic() - began < 10
