@@ -22,7 +22,7 @@ def asked(**changes: object) -> Asked:
 def test_what_is_found_is_proved_and_predicted_from_its_own_file() -> None:
     # Without hand-offs only the shares count, and the wave's own are as even as they can be but for the rest's place.
     costs = WaveCosts(4554.0, {"attend": 900.0, "qkv": 500.0})
-    result = search_plans(asked(), time_limit=6, keep=2, apart=0.001, costs=costs)
+    result = search_plans(asked(), time_limit=3, keep=2, apart=0.001, costs=costs)
     assert result.tried > 5
     assert len(result.found) == 2
     assert result.found[0].candidate.seconds <= result.found[1].candidate.seconds
