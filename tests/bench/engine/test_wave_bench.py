@@ -20,6 +20,7 @@ from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
 from onewave.bench.engine import wave as bench
 from onewave.bench.engine.compiled_step import compiled_step
+from onewave.bench.engine.plans import rank_correlation
 from onewave.bench.engine.random_codes import q4_k_m, random_codes
 from onewave.bench.engine.wave import WaveCase, WaveResult, in_pages, measure_wave
 from onewave.bench.ops.ffn import FFNResult, FFNShape, measure_ffn
@@ -212,3 +213,23 @@ def test_the_mix_of_q4_k_m_is_llama_cpps() -> None:
         CliRunner().invoke(app, ["bench", "wave", "--quantization", "q4_k_m", "--compact"]).exception,
         InvalidArgumentError,
     )
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "found"),
+    [
+        ((1.0, 2.0, 3.0, 4.0), (5.0, 6.0, 7.0, 8.0), 1.0),
+        ((1.0, 2.0, 3.0, 4.0), (8.0, 7.0, 6.0, 5.0), -1.0),
+        ((1.0, 1.0, 2.0), (5.0, 6.0, 7.0), 0.866),  # alike to the model: the mean of their ranks
+        ((1.0, 1.0, 1.0), (5.0, 6.0, 7.0), None),
+        ((1.0, 2.0), (5.0, 6.0), None),
+    ],
+)
+def test_ranks_of_predicted_and_measured_plans_are_correlated(
+    predicted: tuple[float, ...], measured: tuple[float, ...], found: float | None
+) -> None:
+    results = [
+        WaveResult("wave", 1, 512, summarize([seconds]), 1, predicted=guess)
+        for guess, seconds in zip(predicted, measured, strict=True)
+    ]
+    assert rank_correlation(results) == (None if found is None else pytest.approx(found, abs=1e-3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -18,15 +19,30 @@ from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama_plan import DecodePlan, hand_offs
 from onewave.models.wave_prediction import kept_costs, predict_plan
 from onewave.tiles.sim.trace import Trace
+from onewave.wave.plan.program import WaveProgram
 
 OWN = "the wave's own"
 """The name of the plan that the wave makes by itself."""
 
 
+@dataclass(frozen=True)
+class ProvedPlan:
+    """program: what the kernel runs. predicted: seconds of a step of it, by simulation."""
+
+    program: WaveProgram
+    predicted: float
+
+
+def prove_and_predict(plan: Callable[[], DecodePlan], batch: int) -> ProvedPlan:
+    """Prove a plan of a step of `batch` sequences and predict it: seconds of a CPU, for another process."""
+    made = plan()
+    return ProvedPlan(made.program, predict_plan(made, kept_costs(), batch=batch).makespan * 1e-9)
+
+
 @torch.inference_mode()
 def measure_plans(
-    load: Callable[[DecodePlan], StreamedModel],
-    plans: Mapping[str, DecodePlan],
+    load: Callable[[WaveProgram], StreamedModel],
+    plans: Mapping[str, ProvedPlan],
     case: WaveCase,
     *,
     rounds: int,
@@ -34,8 +50,8 @@ def measure_plans(
 ) -> tuple[list[WaveResult], dict[str, Trace]]:
     """Time one decode step by each plan, in turns, and say whether its logits are bitwise those of the first.
 
-    load: a model packed for a plan. plans: proved, OWN among them and first. Returns the results and,
-    where the case is traced, a trace of each.
+    load: a model packed for a plan's program. plans: OWN among them and first. Returns the results and, where the case
+    is traced, a trace of each.
     """
     batch, context = case.batch, case.context
     runs: dict[str, tuple[Callable[[], object], int]] = {}
@@ -45,7 +61,7 @@ def measure_plans(
     kv = None
     for name, plan in plans.items():
         show(f"loading for {name}")
-        made = load(plan)
+        made = load(plan.program)
         model, device = made.model, made.model.device
         wave = waves[name] = DecodeWave(model, batch=batch, stream=made.stream)
         difference = self_check(model, wave, batch)
@@ -70,7 +86,7 @@ def measure_plans(
     weight_format = made.stream.weight_format
     width = 2 if weight_format is None else weight_format.weight_bytes
     kv_bytes = batch * kv_bytes_read(config, made.model.dtype, context)
-    hops, costs = hand_offs(config, batch=batch, context=context, weight_bytes=width), kept_costs()
+    hops = hand_offs(config, batch=batch, context=context, weight_bytes=width)
     results = [
         WaveResult(
             "wave",
@@ -82,7 +98,7 @@ def measure_plans(
             weights=None if weight_format is None else weight_format.name,
             hops=hops,
             plan=name,
-            predicted=predict_plan(plans[name], costs, batch=batch).makespan * 1e-9,
+            predicted=plans[name].predicted,
             same_bits=bool(torch.equal(logits, first)),
         )
         for name, (logits, difference, each) in found.items()
@@ -97,9 +113,10 @@ def measure_plans(
 
 
 def rank_correlation(results: Sequence[WaveResult]) -> float | None:
-    """Spearman's correlation of predicted and measured time; None for fewer than three plans."""
-    if len(results) < 3:
-        return None
+    """Spearman's correlation of predicted and measured time, equal times with their mean rank; None for fewer than three
+    plans, and where all are predicted to take as long."""
     times = np.array([[result.predicted or 0.0, result.seconds.p50] for result in results])
-    ranks = np.argsort(np.argsort(times, axis=0), axis=0)
+    if len(results) < 3 or np.ptp(times, axis=0).min() == 0:
+        return None
+    ranks = (np.sign(times[:, None] - times) + 1).sum(axis=1) / 2
     return float(np.corrcoef(ranks, rowvar=False)[0, 1])

@@ -55,7 +55,7 @@ def _time_plans(
 ) -> None:
     """pool: proves the plans and compiles their kernels."""
     from onewave.bench.ceilings import read_bandwidth
-    from onewave.bench.engine.plans import OWN, measure_plans, rank_correlation
+    from onewave.bench.engine.plans import OWN, ProvedPlan, measure_plans, prove_and_predict, rank_correlation
     from onewave.bench.engine.wave import WaveCase
     from onewave.engine.load.checkpoint import open_parts
     from onewave.engine.load.choices import choose_device, choose_dtype
@@ -68,6 +68,7 @@ def _time_plans(
     from onewave.models.step_plan import prove_plan
     from onewave.ops.warm import side_by_side
     from onewave.wave.launch.launch import co_resident
+    from onewave.wave.plan.program import WaveProgram
     from onewave.weights.fetch import sources
 
     first = next(iter(read.values()))
@@ -94,8 +95,8 @@ def _time_plans(
     jobs: dict[str, Callable[[], DecodePlan]] = {OWN: partial(plan_decode, config, **facts_of_own)}
     jobs |= {name: partial(prove_plan, config, each, context=context) for name, each in read.items()}
 
-    def made(job: Callable[[], DecodePlan]) -> DecodePlan:
-        return done_by(pool, job)
+    def made(job: Callable[[], DecodePlan]) -> ProvedPlan:
+        return done_by(pool, partial(prove_and_predict, job, first.batch))
 
     with ThreadPoolExecutor(len(jobs)) as threads:
         proved = dict(zip(jobs, threads.map(made, jobs.values()), strict=True))
@@ -106,9 +107,9 @@ def _time_plans(
     show_status("measuring the read ceiling")
     ceiling = read_bandwidth(where)
 
-    def load(plan: DecodePlan) -> StreamedModel:
+    def load(program: WaveProgram) -> StreamedModel:
         with open_parts(location, config, how) as parts:
-            return stream_model(parts, config, plan.program, how)
+            return stream_model(parts, config, program, how)
 
     case = WaveCase(first.batch, context, traced=trace is not None)
     results, traces = measure_plans(load, proved, case, rounds=call.params["reps"], show=show_status)
