@@ -113,8 +113,8 @@ def measure_plans(
 
 
 def rank_correlation(results: Sequence[WaveResult]) -> float | None:
-    """Spearman's correlation of predicted and measured time, equal times with their mean rank; None for fewer than three
-    plans, and where all are predicted to take as long."""
+    """Spearman's correlation of predicted and measured time, equal times with their mean rank; None for fewer than
+    three plans, and where all are predicted to take as long."""
     times = np.array([[result.predicted or 0.0, result.seconds.p50] for result in results])
     if len(results) < 3 or np.ptp(times, axis=0).min() == 0:
         return None
