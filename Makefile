@@ -58,6 +58,7 @@ compiled: $(VENV)/.ready-dev
 kernels: $(VENV)/.ready-dev
 	@$(RUN) tools/programs.py
 	@PYTHONPATH=tests $(RUN) tools/prebuild.py
+	@PYTHONPATH=tests $(RUN) tools/launchers.py
 
 # A virtual environment knows its own place: that of a clone which was moved would fail, or run another clone's code.
 in-place:

@@ -39,7 +39,8 @@ from onewave.engine.load.plan_cache import load_program
 from onewave.engine.load.sketches import blank_stream
 from onewave.engine.load.streamed import layer_matrices
 from onewave.engine.prompt.passes import BUCKETS, MAX_SEQUENCES
-from onewave.gpu.launch import hash_in_order, launches_nowhere, without_collection
+from onewave.gpu.hashes import hash_in_order
+from onewave.gpu.launch import launches_nowhere, without_collection
 from onewave.gpu.prebuilt import INDEX, Launch, archive_of, compiled_from, folder_of, key_of
 from onewave.models.config.read import builtin_config
 from onewave.ops.attention.call import AttentionCall, Extras, Packed

@@ -54,7 +54,10 @@ class PlainStep:
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         if self.broken == "positions":
             positions = positions - 1
+        self.before = self.kv.k.clone()
         logits = self.model.forward(Batch.decode(tokens, positions, slots), self.kv)
+        if self.broken == "nothing new in the cache":
+            self.kv.k[:] = self.before
         if self.broken == "cache":
             self.kv.v[1] *= 1.2
         if self.broken == "nan in the cache":
@@ -76,7 +79,9 @@ def test_a_step_that_agrees_passes_the_self_check(model: Llama, sequences: int) 
     assert self_check(model, PlainStep(model), sequences) < 1e-6
 
 
-@pytest.mark.parametrize("broken", ["positions", "cache", "nan", "nan in the cache", "one number, sometimes"])
+@pytest.mark.parametrize(
+    "broken", ["positions", "cache", "nothing new in the cache", "nan", "nan in the cache", "one number, sometimes"]
+)
 def test_a_step_that_is_wrong_anywhere_fails_the_self_check(model: Llama, broken: str) -> None:
     assert self_check(model, PlainStep(model, broken), 3) > 0.05
 

@@ -20,7 +20,7 @@ from kit.lanes import slow
 from kit.paths import PYTHONPATH
 from kit.processes import python
 from onewave.gpu import compile_pool
-from onewave.gpu.compile_pool import _launcher_beside, begin_first_launch, processes
+from onewave.gpu.compile_pool import _launcher_beside, processes
 
 
 def compiled(count: int, cache: Path, *more: str) -> dict[str, Any]:
@@ -30,24 +30,6 @@ def compiled(count: int, cache: Path, *more: str) -> dict[str, Any]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_a_first_launch_begins_with_is_read_by_a_thread(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-
-    def key() -> str:
-        read.append(threading.current_thread().name)
-        if fails:
-            raise OSError("no such file")
-        return "key"
-
-    monkeypatch.setattr("triton.runtime.cache.triton_key", key)
-    begin_first_launch()
-    for thread in threading.enumerate():
-        if thread.name == "first-launch":
-            thread.join(10)
-    assert read == ["first-launch"]
 
 
 def test_triton_finds_what_the_pool_has_compiled(tmp_path: Path) -> None:

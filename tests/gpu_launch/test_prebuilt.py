@@ -53,6 +53,10 @@ def test_what_every_model_s_load_launches_is_prebuilt_and_nothing_else(tmp_path:
     assert every["stale"] == every["unknown"] == [], "run make kernels"
 
 
+def test_launchers_ship_for_what_a_load_launches(found: dict[str, Any]) -> None:
+    assert found["launchers"] == {"today's": True, "Triton's": True}, "run make kernels"
+
+
 def test_binaries_name_no_files(found: dict[str, Any]) -> None:
     assert found["paths"] == []
 

@@ -13,7 +13,8 @@ import triton
 from triton import knobs
 
 from kit.recorder import Recorded
-from onewave.gpu.launch import hash_in_order, without_collection
+from onewave.gpu.hashes import hash_in_order
+from onewave.gpu.launch import without_collection
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 

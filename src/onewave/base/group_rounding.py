@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from onewave.base.rounding import restore_rows, round_rows
 from onewave.base.weight_formats import GroupRounding, Rounding, RowRounding
 
-# Candidates for a group's scale: its largest magnitude over 8, and so many steps of 2.5 % below and above.
-_BELOW, _ABOVE, _STEP = 10, 3, 0.025
-# Binary exponent of a row's largest scale: half of float16's largest.
-_EXPONENT = 14
+CANDIDATES = tuple(float(np.float32(1) / np.float32(1 + 0.025 * step)) for step in range(-10, 4))
+"""Candidates for a group's scale: its largest magnitude over 8, and steps of 2.5 % below and above. By one over each,
+in float32, weights are multiplied, so that a CPU and a GPU have the same bits."""
+EXPONENT = 14
+"""Binary exponent of a row's largest scale: half of float16's largest."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ def _searched(groups: Tensor) -> Tensor:
     high, low = groups.amax(dim=2, keepdim=True), groups.amin(dim=2, keepdim=True)
     largest = torch.where(high > -low, high, low) / -8
     best, found, ratios = torch.zeros_like(largest), largest, groups / largest
-    for step in range(-_BELOW, _ABOVE + 1):
-        codes = (ratios / (1 + _STEP * step)).round_().clamp_(-8, 7)
+    for factor in CANDIDATES:
+        codes = (ratios * factor).round_().clamp_(-8, 7)
         # Of the best scale for these codes: sum(w n)^2 / sum(n^2) is what it leaves less of the squares.
         product, square = _sum(ratios * codes), _sum(codes.square())
         better = product * product / square
@@ -148,7 +150,7 @@ def round_bytes(rows: Tensor, group: int, number: torch.dtype) -> GroupedRows:
 def _powers_of_two(numbers: Tensor) -> Tensor:
     """Find each row's scale: float32 [rows] of [rows, groups]."""
     largest = numbers.abs().nan_to_num().amax(dim=1)
-    exponent = torch.where(largest > 0, torch.frexp(largest).exponent - _EXPONENT, 0).clamp(-126, 126)
+    exponent = torch.where(largest > 0, torch.frexp(largest).exponent - EXPONENT, 0).clamp(-126, 126)
     return torch.ldexp(torch.ones_like(largest), exponent)
 
 

@@ -103,6 +103,11 @@ class ModelRunner:
             wave.bind_cache(self._kv)
         self._narrow(min(self._kv.block_table.shape[1], -(-_SHORT // self.block_size)))
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return self._kv.nbytes
+
     def _blocks_within(self, kv_bytes: int | None) -> int:
         """Blocks of the cache, without the spare one. Raises CapacityError."""
         config, a_row = self.model.config, -(-self.max_model_len // self.block_size)

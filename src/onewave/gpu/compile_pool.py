@@ -27,7 +27,6 @@ from onewave.base.errors import OnewaveError
 _Result = TypeVar("_Result")
 _log = logging.getLogger("onewave")
 _PR_SET_PDEATHSIG = 1
-_first_launch: threading.Thread | None = None
 
 
 class _GivenUpError(Exception):
@@ -105,34 +104,6 @@ def _prepare() -> None:
     triton_key()  # reads all of Triton's own files
 
 
-def begin_first_launch() -> None:
-    """Begin in a thread what a process's first launch of a Triton kernel begins with, compiled before or not: reading
-    all of Triton's own files, by which compiled kernels are named. A fifth of a second, mostly without Python's lock.
-    """
-    try:
-        from triton.runtime.cache import triton_key
-    except ImportError:
-        return
-
-    def read() -> None:
-        with suppress(Exception):  # then the launch says what is wrong
-            triton_key()
-
-    global _first_launch
-    with suppress(RuntimeError):  # no more threads: then the launch reads them
-        thread = threading.Thread(target=read, name="first-launch", daemon=True)
-        thread.start()
-        _first_launch = thread
-
-
-def await_first_launch() -> None:
-    """Wait for what begin_first_launch began, which would otherwise be done a second time beside it."""
-    global _first_launch
-    thread, _first_launch = _first_launch, None
-    if thread is not None:
-        thread.join()
-
-
 def _end_with_parent() -> None:
     """Have Linux end this process when the one that forked it is killed, which can't tell its pool."""
     parent = multiprocessing.parent_process()
@@ -203,7 +174,7 @@ def compile_kernel(
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from onewave.gpu.launch import hash_in_order
+    from onewave.gpu.hashes import hash_in_order
 
     kernel = getattr(import_module(module), name)
     hash_in_order(kernel)

@@ -8,7 +8,6 @@ of the same properties and goes straight to the kernel that Triton compiled for 
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from collections.abc import Generator, Hashable, Iterable
 from contextlib import contextmanager
@@ -18,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
-from triton.runtime.jit import JITCallable, JITFunction
+from triton.runtime.jit import JITFunction
 
+from onewave.gpu.first_launch import await_first_launch
+from onewave.gpu.hashes import hash_in_order
 from onewave.gpu.prebuilt import Launch, take_prebuilt
 from onewave.gpu.tape import Launched, current_tape, recording
 
@@ -70,6 +71,7 @@ def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any
     kernel, values, key = _form_of(function, args, named)
     compiled = kernel.compiled.get(key)
     if compiled is None:
+        await_first_launch()
         hash_in_order(function)
         take_prebuilt(Launch(function, values, named, grid))
         with without_collection():
@@ -106,6 +108,7 @@ def distinct(launches: Iterable[Launch]) -> list[Launch]:
 def compile_ahead(launch: Launch) -> None:
     """Do what comes before a kernel's first launch, on the current GPU: take it prebuilt or compile it, make what
     launches it, and load it."""
+    await_first_launch()
     hash_in_order(launch.function)
     take_prebuilt(launch)
     with without_collection():
@@ -144,32 +147,6 @@ def without_collection() -> Generator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-_hashed: set[str] = set()
-_hashing = threading.RLock()
-
-
-def hash_in_order(function: Any) -> None:
-    """Hash all functions of a kernel's modules, those of a module's imports first, each module's as they stand.
-
-    By what name Triton keeps a compiled kernel depends on which of its functions have been hashed before, for another
-    kernel: without an order a process would not find what another one has compiled.
-    """
-
-    def visit(name: str) -> None:
-        if name in _hashed or name not in sys.modules or name.startswith("triton."):
-            return
-        _hashed.add(name)
-        functions = [value for value in vars(sys.modules[name]).values() if isinstance(value, JITCallable)]
-        for one in functions:
-            visit(one.__module__)
-        for one in functions:
-            if one.__module__ == name:
-                _ = one.cache_key
-
-    with _hashing:
-        visit(function.__module__)
 
 
 def _card_of(args: Iterable[Any]) -> int | None:

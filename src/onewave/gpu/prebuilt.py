@@ -25,7 +25,6 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime import driver
 
 from onewave.base.settings import takes_prebuilt
-from onewave.gpu.compile_pool import await_first_launch
 from onewave.gpu.ptx.hook import install, is_in_front
 from onewave.gpu.ptx.passes import describe_passes
 
@@ -89,12 +88,7 @@ def take_prebuilt(launch: Launch) -> bool:
     if kept.is_there():
         return True
     file = folder / archive_of(found.name)
-    try:
-        with lzma.open(file) as archive:
-            archive.seek(found.at)
-            binary = archive.read(found.bytes)
-    except (OSError, lzma.LZMAError, EOFError):
-        binary = b""
+    binary = _unpacked(file)[found.at : found.at + found.bytes]
     if hashlib.sha256(binary).hexdigest() != found.sha256:
         what = f"{file} is missing or damaged: its kernel is compiled here instead, in seconds. Install onewave again."
         warnings.warn(what, stacklevel=2)
@@ -133,6 +127,16 @@ def _compiled(folder: Path) -> dict[str, _Entry]:
         return {}
 
 
+@lru_cache(maxsize=4)
+def _unpacked(archive: Path) -> bytes:
+    """An archive's binaries; nothing where it can't be read. The last ones are kept: a load takes kernels in turn from
+    those of a few rooms."""
+    try:
+        return lzma.decompress(archive.read_bytes())
+    except (OSError, lzma.LZMAError):
+        return b""
+
+
 def compiled_from(launch: Launch, target: GPUTarget) -> tuple[ASTSource, Any]:
     """What Triton compiles for a launch on such a GPU, and with which options."""
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -165,7 +169,6 @@ class _Kept:
         from triton.runtime.cache import get_cache_key, get_cache_manager
 
         self._source, self._options, self._target = source, options, target
-        await_first_launch()
         words = get_cache_key(source, make_backend(target), options, env_vars={})
         self._digest = hashlib.sha256(words.encode()).hexdigest()
         self._cache = get_cache_manager(self._digest)

@@ -118,6 +118,11 @@ class KVCache:
     v_scale: Tensor | None = None
     wide: tuple[Tensor, Tensor] | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return self.k.nbytes + self.v.nbytes
+
     @classmethod
     def reserve(
         cls, sizes: CacheSizes, form: KVFormat, *, device: torch.device, wide_dtype: torch.dtype | None = None

@@ -13,6 +13,7 @@ from onewave.bench.engine.startup import Job, StartupError, measure_startup, mea
 # It takes 8 seconds where its caches are empty and 2 where it finds what it left there, and keeps a list of its jobs.
 WORKER = """
 import json, os, pathlib, sys
+print("imported", flush=True)
 job = json.loads(sys.stdin.readline())
 options = job["options"]
 caches = [pathlib.Path(os.environ[name]) for name in ("ONEWAVE_CACHE", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR")]
@@ -28,6 +29,7 @@ print("loading ...")
 path = {"auto": "wave"}.get(options["decode"], options["decode"])
 memory = {"peak_bytes": 10 * seconds, "kept_bytes": 20} if path == "wave" else {"peak_bytes": None, "kept_bytes": None}
 times = {"import_s": 1, "load_s": seconds, "first_answer_s": 0.1}
+times |= {"phases": {"weights": seconds / 2}, "cache_bytes": 7}
 print(json.dumps({**times, "decode_path": path, "compact": path == "wave", **memory}))
 """
 
@@ -65,6 +67,7 @@ def test_beside_the_wave_stands_plain_loading_whose_first_start_does_not_count(j
     assert (plain.caches, plain.load_s.p50, plain.load_s.n) == ("filled", 2, 2)
     assert (empty.peak_bytes, filled.peak_bytes, filled.kept_bytes) == (80, 20, 20)
     assert [each["options"]["decode"] for each in jobs(tmp_path)].count("graph") == 3
+    assert len(measure_startup(job("auto"), reps=1, graphs=False)) == 2
 
 
 def test_the_ledger_gets_loading_and_the_first_answer(job):
@@ -72,6 +75,7 @@ def test_the_ledger_gets_loading_and_the_first_answer(job):
     load, answer = empty.measurements("tiny", {"batch_size": 1})
     assert (load.metric, load.summary.p50, load.extra["caches"]) == ("load", 8, "empty")
     assert load.extra["compact"] is True
+    assert (load.extra["phases"], load.extra["cache_bytes"]) == ({"weights": 4}, 7)
     assert (answer.metric, answer.summary.p50, answer.extra["batch_size"]) == ("first_answer", 0.1, 1)
 
 
@@ -92,7 +96,7 @@ def test_a_start_that_fails_says_why(job, decode, said):
 def test_first_calls_side_by_side_and_one_after_another(monkeypatch):
     ran: list[tuple[bool, Path]] = []
 
-    def run(arguments, text, caches, prebuilt):
+    def run(arguments, caches, prebuilt):
         assert "--every" not in arguments
         alone = "--threads" in arguments
         ran.append((alone, caches))
@@ -115,7 +119,7 @@ def test_first_calls_side_by_side_and_one_after_another(monkeypatch):
 def test_every_kind_of_first_call_is_timed_as_it_comes(monkeypatch):
     """Compiling as many, one after another, would take minutes."""
 
-    def run(arguments, text, caches, prebuilt):
+    def run(arguments, caches, prebuilt):
         assert "--every" in arguments
         assert prebuilt
         return {"seconds": 2.0, "calls": [{"name": name, "seconds": 1.0} for name in ("full", "window")]}

@@ -31,6 +31,7 @@ from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import program_path, save_program
 from onewave.engine.load.self_check import self_check
 from onewave.engine.load.streamed import stream_model
+from onewave.memory.kv_cache import KVCache
 from onewave.models import llama, llama_plan
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama_plan import plan_decode
@@ -40,7 +41,7 @@ from onewave.wave.weights import pack
 from onewave.weights.fetch.sources import ModelLocation
 
 GPU = torch.device("cuda", 0)
-OPERATORS = ("append_kv", "attention", "decode_attention", "embedding", "linear", "post_attention_rows", "rms_norm")
+OPERATORS = ("append_kv", "attention", "embedding", "linear", "post_attention_rows", "rms_norm")
 FAMILIES = {
     "own head": BASE,
     "tied tables": replace(BASE, tie_word_embeddings=True),
@@ -58,6 +59,18 @@ class FullWave(PlainWave):
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         assert len(tokens) == self.batch
         return super().__call__(tokens, positions, slots)
+
+
+class NoWave:
+    """Launches nothing."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def bind_cache(self, kv: KVCache) -> None: ...
+
+    def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        return torch.zeros(len(tokens), self._vocab_size)
 
 
 @pytest.fixture
@@ -136,8 +149,7 @@ def test_what_plain_operators_launch_ahead_is_what_the_self_check_launches(
     program = plan_decode(config, batch=3, workers=3, weight_bytes=load.weight_bytes).program
     with open_parts(LOCATION, config, load) as parts:
         whole = stream_model(parts, config, program, load)
-    step = PlainWave(whole.model, batch=3, stream=whole.stream)
-    later = calls_of(lambda: self_check(whole.model, step, 3), monkeypatch)
+    later = calls_of(lambda: self_check(whole.model, NoWave(config.vocab_size), 3), monkeypatch)
 
     monkeypatch.setattr(sketches, "compile_step", lambda *given, **named: None)  # the wave's own operators
 
@@ -208,6 +220,8 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         yield None
 
     monkeypatch.setattr(first_load, "processes", processes)
+    monkeypatch.setattr(first_load, "begin_first_launch", lambda *given: None)
+    monkeypatch.setattr(first_load, "keep_first_launch", lambda cache_dir: None)
     monkeypatch.setattr(first_load, "_MODULES", ())
     return counts
 
@@ -237,7 +251,7 @@ def test_a_gpus_first_launch_is_begun_after_the_forks(
     forked: list[int], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
-    monkeypatch.setattr(first_load, "begin_first_launch", lambda: begun.append(len(forked)))
+    monkeypatch.setattr(first_load, "begin_first_launch", lambda *given: begun.append(len(forked)))
     enter(path, how(tmp_path, device=GPU))
     assert begun == [1]
     enter(path, how(tmp_path))
@@ -278,7 +292,7 @@ settings = Settings.from_env()
 config = load_config(resolve("llama-3.2-1b", settings, load_format="dummy"))
 how = LoadOptions(dtype=torch.bfloat16, device=torch.device("cuda"), max_num_seqs=3, max_model_len=64,
                cache_dir=Path("nowhere"))
-first_load.processes = nullcontext
+first_load.processes, first_load.begin_first_launch = nullcontext, lambda *given: None
 with first_load.compilers("wave", config, how) as count:
     launchers = ("onewave.ops.attention.hopper.launch", "onewave.wave.kernel.kernel")
     print(count, *(name in sys.modules for name in launchers))

@@ -35,7 +35,7 @@ def listener(*, src, cache_hit, **others):
 
 def building(name, *given):
     if os.getpid() == main:
-        built.append(name)
+        built.append((name, threading.current_thread() is threading.main_thread()))
     return by_hand(name, *given)
 
 def taking(given, right=launch_module.take_prebuilt):
@@ -85,18 +85,30 @@ def load(folder: Path, model: str, **options: Any) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_seqs": 1}, {"quantization": "int8"}, {"dtype": "float16"}])
-def test_the_load_compiles_nothing_after_the_program_is_planned(options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"max_num_seqs": 1}, {"quantization": "int8"}, {"quantization": "int4"}])
+def test_a_load_of_a_built_in_shape_compiles_nothing(options: dict[str, Any], tmp_path: Path) -> None:
     found = load(tmp_path, "llama-3.2-1b", **options)
     assert found["path"] == "wave"
+    assert found["pool"] == [False]
+    assert {"wave_kernel", "append_halves_kernel", "rms_norm_kernel"} <= set(found["shipped"])
+    assert [name for _, name, from_cache in found["compiled"] if not from_cache] == []
+    # What launches them, in C, threads have made before.
+    assert ["__triton_launcher", True] not in found["built"]
+    assert ["__triton_launcher", False] in found["built"]
+    assert found["threads"] == ["MainThread"]
+
+
+def test_another_load_compiles_nothing_after_the_program_is_planned(tmp_path: Path) -> None:
+    found = load(tmp_path, "llama-3.2-1b", dtype="float16")
+    assert found["path"] == "wave"
     ahead = [name for phase, name, _ in found["compiled"] if phase == "plan_and_compile"]
-    assert {"wave_kernel", "append_kv_kernel", "_best_of_row"} <= set(ahead)
+    assert {"wave_kernel", "append_halves_kernel", "_best_of_row"} <= set(ahead)
     assert [entry for entry in found["compiled"] if entry[0] != "plan_and_compile"] == []
     # What it launched came from the cache: from the package, or the processes had compiled it.
     assert [name for _, name, from_cache in found["compiled"] if not from_cache] == []
-    assert found["pool"] == ["dtype" in options]
+    assert found["pool"] == [True]
     # And what launches it, in C: they had made that, too, but for kernels from the package.
-    assert found["built"].count("__triton_launcher") <= len(found["shipped"])
+    assert [name for name, _ in found["built"]].count("__triton_launcher") <= len(found["shipped"])
     # Workspaces of the matrix products and kernels' scratch are all that stays.
     assert found["memory"]["plan_and_compile"] < 192 << 20
     assert found["threads"] == ["MainThread"]

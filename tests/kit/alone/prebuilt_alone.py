@@ -20,12 +20,17 @@ from typing import Any
 
 import triton
 from triton import knobs
+from triton.backends.nvidia import driver as driver_module
 from triton.runtime import driver
 
 from kit.paths import ROOT
+from launchers import launchers_of
+from onewave.base.weight_formats import COMPACT
+from onewave.engine.load.plan_cache import shipped_launchers
 from onewave.gpu import prebuilt
 from onewave.gpu.prebuilt import FOLDER, INDEX, Launch, archive_of, compiled_from, folder_of, key_of, take_prebuilt
 from onewave.gpu.ptx.passes import PASSES
+from onewave.models.config.read import builtin_config
 from prebuild import TARGET, build, launches
 
 KEPT = ROOT / "src" / "onewave" / "ops" / "attention" / FOLDER
@@ -106,6 +111,7 @@ def of_damaged_files(launch: Launch) -> list[str]:
         launch.function.fn.__code__ = code.replace(co_filename=f"{elsewhere}/hopper/kernels.py")
         for contents in (whole[:1000], lzma.compress(b"other"), None):
             path.unlink(missing_ok=True)
+            prebuilt._unpacked.cache_clear()
             if contents is not None:
                 path.write_bytes(contents)
             with warnings.catch_warnings(record=True) as caught:
@@ -123,6 +129,24 @@ def of_damaged_files(launch: Launch) -> list[str]:
             said += [str(warning.message).replace(elsewhere, "") for warning in caught]
     launch.function.fn.__code__ = code
     return said
+
+
+def launchers(wanted: dict[str, Launch], index: dict[str, Any]) -> dict[str, bool]:
+    """Whether the launchers that ship for a model's load are today's, and what Triton makes of its kernels."""
+    config = builtin_config("llama-3.1-8b")
+    shipped = shipped_launchers(config, batch=1, weight_bytes=COMPACT.weight_bytes)
+    made: set[str] = {driver_module.make_launcher({}, dict(enumerate(types)), None) for types in shipped}
+    own = [name for name in wanted if name.endswith("llama-3.1-8b-1-compact") and name in index]
+    sources = [compiled_from(wanted[name], TARGET)[0] for name in own]
+    metas = [index[name]["metadata"]["tensordesc_meta"] for name in own]
+    return {
+        "today's": launchers_of("llama-3.1-8b", 1, COMPACT) == json.loads(json.dumps(shipped)),
+        "Triton's": len(own) > 5
+        and all(
+            driver_module.make_launcher(source.constants, source.signature, meta) in made
+            for source, meta in zip(sources, metas, strict=True)
+        ),
+    }
 
 
 def found(compiled: list[str]) -> dict[str, Any]:
@@ -147,6 +171,7 @@ def found(compiled: list[str]) -> dict[str, Any]:
         "damaged": [n for n, b in binaries.items() if hashlib.sha256(b).hexdigest() != index[n]["sha256"]],
         "paths": [n for n, binary in binaries.items() if b".py" in binary or b"/src" in binary],
         "said": of_damaged_files(wanted[SMALL]),
+        "launchers": launchers(wanted, index),
         "taken": taken_or_not(wanted[SMALL]),
     }
     for name in compiled[every:]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from kit.lanes import slow
 from kit.operands.compact import bits_of, shape_of
 from kit.operands.random import randn
+from kit.operands.read_back import differs
 from onewave.base.weight_formats import COMPACT
 from onewave.engine.load.sketches import compile_packing
 from onewave.ops.ffn.sizes import FFNSizes
@@ -194,7 +195,7 @@ def test_a_stream_is_the_same_whoever_packs_it(monkeypatch: pytest.MonkeyPatch) 
         with monkeypatch.context() as patch:
             patch.setattr(WeightStream, "_is_here", lambda *_: True)
             by_kernel.put(name, weight)
-        assert not by_kernel.differs(name, weight)
+        assert not differs(by_kernel, name, weight)
     assert by_kernel.reached
     for one, other in (
         (by_kernel.images, plain.images),

@@ -4,7 +4,8 @@ Caches are those of compiled kernels (Triton's, Numba's) and of the wave's finis
 that is made for the first start and left for the second one. A model's files have been found before, and come from
 memory where the system kept them; Python keeps its byte code, as pip does when it installs a package. Where the engine
 chose the wave, starts that decode with CUDA graphs of plain operators stand beside it, with their own caches filled:
-loading without what the wave adds.
+loading without what the wave adds. All processes import side by side, which takes seconds, and then load one after
+another.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +54,10 @@ class StartupResult:
     """Starts of one kind. All times in seconds.
 
     caches: "empty" or "filled". decode_path: how the engine decoded; compact: whether with compact weights. import_s:
-    importing the package and PyTorch. load_s: making the LLM. first_answer_s: its first call, the job's prompt and up
+    importing the package and PyTorch. load_s: making the LLM; phases: where the most of it went, medians by name.
+    first_answer_s: its first call, the job's prompt and up
     to 2 tokens generated. peak_bytes: the most that PyTorch held of the GPU's memory by the time that the LLM was
-    made, in any start; kept_bytes: what it held then; None on a CPU.
+    made, in any start; kept_bytes: what it held then; None on a CPU. cache_bytes: of keys and values.
     """
 
     caches: str
@@ -63,12 +66,14 @@ class StartupResult:
     import_s: Summary
     load_s: Summary
     first_answer_s: Summary
+    phases: Mapping[str, float]
     peak_bytes: int | None
     kept_bytes: int | None
+    cache_bytes: int
 
     def measurements(self, model: str, extra: Mapping[str, Any]) -> Iterator[Measurement]:
         """The ledger's lines: one for loading, one for the first answer."""
-        names = ("caches", "decode_path", "compact", "peak_bytes", "kept_bytes")
+        names = ("caches", "decode_path", "compact", "phases", "peak_bytes", "kept_bytes", "cache_bytes")
         own = {**extra, **{name: getattr(self, name) for name in names}, "import_s": self.import_s.p50}
         yield Measurement(model, "load", "s", self.load_s, None, own)
         yield Measurement(model, "first_answer", "s", self.first_answer_s, None, own)
@@ -95,26 +100,28 @@ class WarmResult:
             yield Measurement("attention", "first_call", "s", summary, None, {**how, "call": name})
 
 
-def measure_startup(job: Job, *, reps: int, show: Callable[[str], None] = lambda text: None) -> list[StartupResult]:
-    """Start the model `reps` times with empty caches and as often with filled ones; where it decodes with the wave, as
-    often again with CUDA graphs. show: is told what runs. Raises StartupError."""
+def measure_startup(
+    job: Job, *, reps: int, graphs: bool = True, show: Callable[[str], None] = lambda text: None
+) -> list[StartupResult]:
+    """Start the model `reps` times with empty caches and as often with filled ones; where it decodes with the wave and
+    graphs are asked for, as often again with CUDA graphs. show: is told what runs. Raises StartupError."""
     empty: list[dict[str, Any]] = []
     filled: list[dict[str, Any]] = []
     plain: list[dict[str, Any]] = []
-    graphs = Job({**job.options, "decode": "graph", "compact": None}, job.prompt)
-    with tempfile.TemporaryDirectory(prefix="onewave-plain-") as kept:
-        for number in range(1, reps + 1):
-            with tempfile.TemporaryDirectory(prefix="onewave-startup-") as caches:
-                show(f"empty caches: {number} of {reps}")
-                empty.append(_start(job, Path(caches)))
-                show(f"filled caches: {number} of {reps}")
-                filled.append(_start(job, Path(caches)))
-            if empty[0]["decode_path"] == "wave":
+    with tempfile.TemporaryDirectory(prefix="onewave-startup-") as folder:
+        caches = [Path(folder, str(number)) for number in range(reps) for _ in range(2)]
+        kept = [Path(folder, "plain")] * (reps + 1 if graphs else 0)
+        with _importing([*caches, *kept]) as workers:
+            for number in range(reps):
+                show(f"empty caches: {number + 1} of {reps}")
+                empty.append(_start(workers[2 * number], job))
+                show(f"filled caches: {number + 1} of {reps}")
+                filled.append(_start(workers[2 * number + 1], job))
+            others = workers[2 * reps :] if empty[0]["decode_path"] == "wave" else []
+            for number, worker in enumerate(others):
                 show(f"plain loading: {number} of {reps}")
-                if not plain:
-                    _start(graphs, Path(kept))
-                plain.append(_start(graphs, Path(kept)))
-    kinds = [("empty", empty), ("filled", filled), ("filled", plain)]
+                plain.append(_start(worker, Job({**job.options, "decode": "graph", "compact": None}, job.prompt)))
+    kinds = [("empty", empty), ("filled", filled), ("filled", plain[1:])]
     return [_together(caches, starts) for caches, starts in kinds if starts]
 
 
@@ -133,7 +140,7 @@ def measure_warm(
                 with tempfile.TemporaryDirectory(prefix="onewave-warm-") as directory:
                     for caches, prebuilt in starts:
                         show(f"{order}, {caches} caches{'' if prebuilt else ', compiling'}: {number} of {reps}")
-                        answer = _in_new_process([*arguments, *more], "", Path(directory), prebuilt=prebuilt)
+                        answer = _in_new_process([*arguments, *more], Path(directory), prebuilt=prebuilt)
                         found.setdefault((order, caches, prebuilt), []).append(answer)
     return [
         WarmResult(
@@ -150,36 +157,56 @@ def measure_warm(
     ]
 
 
-def _start(job: Job, caches: Path) -> dict[str, Any]:
+@contextmanager
+def _importing(caches: Sequence[Path]) -> Generator[list[subprocess.Popen[str]]]:
+    """Workers that have imported, one for each directory of caches. Those that still wait for a job end with this."""
+    # -P: the worker's directory must not hide modules of the same names.
+    workers = [_begin(["-P", str(_WORKER)], each) for each in caches]
+    try:
+        for worker in workers:
+            assert worker.stdout is not None
+            worker.stdout.readline()
+        yield workers
+    finally:
+        for worker in workers:
+            with worker:  # which closes its input
+                worker.kill()
+
+
+def _start(worker: subprocess.Popen[str], job: Job) -> dict[str, Any]:
     """Load the model and answer once. Raises StartupError."""
     order = {"options": dict(job.options), "prompt": list(job.prompt), "tokens": _ANSWER_TOKENS}
-    # -P: the worker's directory must not hide modules of the same names.
-    return _in_new_process(["-P", str(_WORKER)], json.dumps(order) + "\n", caches)
+    return _answer_of(worker, json.dumps(order) + "\n")
 
 
-def _in_new_process(arguments: Sequence[str], text: str, caches: Path, *, prebuilt: bool = True) -> dict[str, Any]:
-    """What Python, called so and given a text, prints as JSON; its caches lie in that directory.
+def _in_new_process(arguments: Sequence[str], caches: Path, *, prebuilt: bool = True) -> dict[str, Any]:
+    """What Python, called so, prints as JSON; its caches lie in that directory. Raises StartupError."""
+    with _begin(arguments, caches, prebuilt=prebuilt) as process:
+        return _answer_of(process, "")
 
-    prebuilt: take prebuilt kernels. Raises StartupError.
-    """
+
+def _begin(arguments: Sequence[str], caches: Path, *, prebuilt: bool = True) -> subprocess.Popen[str]:
+    """prebuilt: take prebuilt kernels."""
     kept = {name: str(caches / name.lower()) for name in ("ONEWAVE_CACHE", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR")}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        errors="replace",
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace",
         env=environment({**kept, "ONEWAVE_PREBUILT": "1" if prebuilt else "0", "PYTHONDONTWRITEBYTECODE": ""}),
-        check=False,
-    )
-    if done.returncode != 0 or not done.stdout.strip():
+    )  # fmt: skip
+
+
+def _answer_of(process: subprocess.Popen[str], text: str) -> dict[str, Any]:
+    """What a process prints as JSON, given a text. Raises StartupError."""
+    printed, errors = process.communicate(text)
+    status = process.returncode
+    if status != 0 or not printed.strip():
         # A traceback's last line; of our own errors without the class.
-        said = re.sub(r"^onewave\.[\w.]+: ", "", last_words(done.stderr, 400))[:300] or "nothing on stderr"
-        ended = f"status {done.returncode}" if done.returncode >= 0 else f"killed by signal {-done.returncode}"
-        if done.returncode == -signal.SIGKILL:
+        said = re.sub(r"^onewave\.[\w.]+: ", "", last_words(errors, 400))[:300] or "nothing on stderr"
+        ended = f"status {status}" if status >= 0 else f"killed by signal {-status}"
+        if status == -signal.SIGKILL:
             said = "probably out of memory"  # the kernel leaves no time to say so
         raise StartupError("a start in a process of its own", got=f"{ended}, {said}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(printed.splitlines()[-1])
 
 
 def _together(caches: str, starts: Sequence[Mapping[str, Any]]) -> StartupResult:
@@ -193,6 +220,8 @@ def _together(caches: str, starts: Sequence[Mapping[str, Any]]) -> StartupResult
         starts[0]["decode_path"],
         starts[0]["compact"],
         **times,
+        phases={name: summarize([start["phases"][name] for start in starts]).p50 for name in starts[0]["phases"]},
         peak_bytes=sizes["peak_bytes"],
         kept_bytes=sizes["kept_bytes"],
+        cache_bytes=starts[0]["cache_bytes"],
     )

@@ -22,6 +22,9 @@ def startup(
     batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences that the engine can run at once.")] = 1,
     reps: Reps = 3,
     max_model_len: options.MaxModelLen = None,
+    graphs: Annotated[
+        bool, typer.Option("--graphs/--no-graphs", help="Beside the wave, loading for CUDA graphs of plain operators.")
+    ] = True,
     out: Results,
 ) -> None:
     """Time a model's loading and first answer in new processes, with empty and with filled caches.
@@ -53,7 +56,7 @@ def startup(
     named = location.kind == "builtin" or location.path is None
     told["model"] = location.name if named else os.path.abspath(str(location.path))
     job = Job.of(told, vocab_size=config.vocab_size, max_model_len=length)
-    results = measure_startup(job, reps=reps, show=show_status)
+    results = measure_startup(job, reps=reps, graphs=graphs and where.type != "cpu", show=show_status)
     extra = {
         "dtype": name_of(choose_dtype(asked.dtype, config, where)),
         "batch_size": batch_size,
@@ -63,14 +66,18 @@ def startup(
         "prompt_tokens": len(job.prompt),
     }
     title = f"{location.name} on {where}, starts of each kind: {reps}"
-    columns = ("import s", "load s", "first answer s", "GPU memory, most", "kept")
+    columns = ("import s", "load s", "first answer s", "GPU memory, most", "kept", "KV cache", "load, by phase")
     rows = table(title, "caches", "decoding", *columns, left=2)
     for result in results:
         rows.add_row(
             result.caches,
             result.decode_path + (", compact" if result.compact else ""),
             *(f"{each.p50:.2f} ± {each.sd:.2f}" for each in (result.import_s, result.load_s, result.first_answer_s)),
-            *("-" if size is None else f"{size / 2**30:.2f} GiB" for size in (result.peak_bytes, result.kept_bytes)),
+            *(
+                "-" if size is None else f"{size / 2**30:.2f} GiB"
+                for size in (result.peak_bytes, result.kept_bytes, result.cache_bytes)
+            ),
+            ", ".join(f"{name} {seconds:.2f}" for name, seconds in result.phases.items() if seconds >= 0.005),
         )
     lines = [line for result in results for line in result.measurements(location.name, extra)]
     starts = [asdict(result) for result in results]

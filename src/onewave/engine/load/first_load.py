@@ -1,10 +1,11 @@
 """What a model's first load does at once: planning the program of its decode step, and compiling all kernels that the
 load then launches.
 
-What it will launch is found out by a model of zeros, whose launches are kept and not made (sketches.py). Threads then
-make each kernel ready, side by side. Programs and kernels of the built-in models' shapes ship with the package: what
-is left to a thread is a C compiler, which makes what launches a kernel. Where they do not, planning and compiling are
-Python, seconds of it each, so processes do that work for the threads.
+Programs and kernels of the built-in models' shapes ship with the package, and with them the types of kernels'
+arguments: C compilers make what launches each kernel, while Python still imports. Where they do not ship, what a load
+will launch is found out by a model of zeros, whose launches are kept and not made (sketches.py). Threads then make each
+kernel ready, side by side. Planning and compiling are Python, seconds of it each, so processes do that work for the
+threads.
 """
 
 from __future__ import annotations
@@ -13,20 +14,27 @@ import logging
 import os
 from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from onewave.engine.load.options import LoadOptions
-from onewave.engine.load.plan_cache import is_shipped, load_program, planned_before, shipped_path
-from onewave.engine.load.self_check import CHECKED_CAPACITY, checked_lengths
+from onewave.engine.load.plan_cache import (
+    is_shipped,
+    load_program,
+    planned_before,
+    shipped_launchers,
+    shipped_path,
+)
+from onewave.engine.load.self_check import CHECKED_CAPACITY, checked_lengths, prompt_logits
 from onewave.engine.prompt.passes import PromptChunk, PromptPasses
 from onewave.engine.sampler import compile_kernels
-from onewave.gpu.compile_pool import begin_first_launch, compile_in, done_by, processes
+from onewave.gpu.compile_pool import compile_in, done_by, processes
+from onewave.gpu.first_launch import await_hashes, begin_first_launch, keep_first_launch
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
@@ -44,6 +52,13 @@ _PROCESSES = max(5, min(12, os.cpu_count() or 1))
 _THREADS = 16
 # Imported once, before there are several processes: what prompts' attention, the last to be compiled, needs.
 _MODULES = ("onewave.engine.load.sketches", "onewave.ops.attention.hopper.launch")
+# Imported while the driver makes a context of the GPU: all that a load's first launches would import in turn.
+_LAUNCHING = (
+    "onewave.engine.load.wave", "onewave.wave.kernel.kernel", "onewave.wave.weights.compact_impl",
+    "onewave.ops.linear.stream", "onewave.ops.linear.hopper.packed_launch", "onewave.ops.linear.hopper.compact_launch",
+    "onewave.ops.attention.hopper.launch", "onewave.ops.append_kv.triton_impl", "onewave.ops.rms_norm.triton_impl",
+    "onewave.ops.post_attention.separate",
+)  # fmt: skip
 
 
 @contextmanager
@@ -51,49 +66,80 @@ def compilers(path: str, config: ModelConfig, options: LoadOptions) -> Generator
     """Processes for a load on that decode path, which have to be there before it uses the GPU or a second thread.
     None where nothing is to be planned, as far as can be said without the GPU, and where there can't be any.
 
-    On a GPU, what the first launch begins with begins here, after the forks and beside the GPU's own start.
+    On a GPU, what the first launch begins with begins here, after the forks and beside the GPU's own start; meanwhile
+    what the wave's path launches is imported, unless processes wait for work.
     """
+    may_run, batch, width = _may_run(path, config, options), options.max_num_seqs, options.weight_bytes
+    launchers: list[tuple[Any, ...]] = []
     try:
-        wanted = _may_plan(path, config, options)
+        wanted = may_run and _is_first(config, options)
+        if wanted and _is_prebuilt(config, options):
+            launchers = shipped_launchers(config, batch=batch, weight_bytes=width)
+            wanted = not launchers
         for module in _MODULES if wanted else ():
             import_module(module)
     except ImportError:  # then the wave doesn't run here, and loading says why
-        wanted = False
+        wanted = may_run = False
     with processes(_PROCESSES if wanted else 0) as pool:
         if options.device.type == "cuda":
-            begin_first_launch()
+            begin_first_launch(options.device.index or 0, options.cache_dir, launchers)
+        if may_run and not wanted:
+            with suppress(ImportError):
+                _import_launching()
         yield pool
+        if may_run:
+            keep_first_launch(options.cache_dir)
 
 
-def _may_plan(path: str, config: ModelConfig, options: LoadOptions) -> bool:
-    from onewave.gpu.prebuilt import has_prebuilt
+def _import_launching() -> None:
+    for module in _LAUNCHING:
+        import_module(module)
+    from onewave.gpu.hashes import hash_in_order
+    from onewave.wave.kernel import kernel
+
+    # Half a second of Python, where no process has remembered it, in which C compilers are at work.
+    await_hashes()
+    hash_in_order(kernel.wave_kernel)  # pyright: ignore[reportUnknownMemberType]
+
+
+def _may_run(path: str, config: ModelConfig, options: LoadOptions) -> bool:
+    """Whether a load on that path may take the wave."""
     from onewave.models.llama_plan import unsupported_because
 
-    batch = options.max_num_seqs
     if path not in ("auto", "wave") or options.device.type != "cuda" or options.scaled is not None:
         return False
-    if unsupported_because(config, batch) is not None or (path == "auto" and not options.launches_pay):
+    return unsupported_because(config, options.max_num_seqs) is None and (path == "wave" or options.launches_pay)
+
+
+def _is_first(config: ModelConfig, options: LoadOptions) -> bool:
+    """Whether the cache has no program for the load."""
+    batch, width, widths = options.max_num_seqs, options.weight_bytes, options.widths
+    return options.plan is not None or not planned_before(
+        config, batch=batch, cache_dir=options.cache_dir, weight_bytes=width, widths=widths
+    )
+
+
+def _is_prebuilt(config: ModelConfig, options: LoadOptions) -> bool:
+    """Whether program and kernels of a load ship with the package."""
+    if options.plan is not None or options.widths or options.dtype is not torch.bfloat16:
         return False
-    if options.plan is not None:
-        return True
-    width, widths = options.weight_bytes, options.widths
-    if planned_before(config, batch=batch, cache_dir=options.cache_dir, weight_bytes=width, widths=widths):
-        return False
-    shipped = not widths and options.dtype is torch.bfloat16 and is_shipped(config, batch=batch, weight_bytes=width)
-    return not (shipped and has_prebuilt("wave"))
+    from onewave.gpu.prebuilt import has_prebuilt
+
+    shipped = is_shipped(config, batch=options.max_num_seqs, weight_bytes=options.weight_bytes)
+    return shipped and has_prebuilt("wave")
 
 
 def plan_and_compile(config: ModelConfig, options: LoadOptions, workers: int) -> WaveProgram:
     """Return the program of a model's step for so many workers, shipped or planned, and meanwhile make ready the
     kernels that its load and the sampler launch. What fails to compile is compiled when it is needed. Without
-    options.compilers nothing is made ready beside planning, which would only wait for Python's lock.
+    options.compilers nothing is made ready: all of it is Python, which would only wait for its lock.
     Raises UnsupportedError."""
     batch, width, pool = options.max_num_seqs, options.weight_bytes, options.compilers
     path = shipped_path(config, batch=batch, workers=workers, weight_bytes=width)
     shipped = load_program(path) if options.plan is None else None
     job = _planning(config, options, workers)
-    if pool is None and shipped is None:
-        return job()
+    if pool is None:
+        return job() if shipped is None else shipped
     try:
         with compile_in(pool) as give_up, ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
             compiling = thread.submit(_compile, config, options, shipped)
@@ -155,18 +201,20 @@ def _run_plainly(model: Llama, stream: WeightStream, sequences: int, reach: int)
     """Run what the self-check and a first prompt do, once of each kind; the prompt with matrices that are kept
     unpacked, where they may be, and without. reach: tokens of the longest sequence: rows of the served table have room
     for its blocks."""
-    lengths, device = checked_lengths(model.max_model_len, sequences), model.device
+    lengths = [length + 1 for length in checked_lengths(model.max_model_len, sequences)]
     kv = model.new_row_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY)
-    for length in dict.fromkeys(lengths):
-        model.forward(Batch.prefill([(0, [0] * length, 0)], device), kv)
-    tokens, positions = torch.zeros(sequences, dtype=torch.int64, device=device), torch.tensor(lengths, device=device)
-    model.forward(Batch.decode(tokens, positions, torch.arange(sequences, device=device)), kv)
+    if not model.packs_prompts or model.kv_format.dtype is not model.dtype:  # whose scales are measured so
+        for length in dict.fromkeys(lengths):
+            model.forward(Batch.prefill([(0, [0] * length, 0)], model.device), kv)
+    if not model.packs_prompts:
+        return
+    prompt_logits(model, kv, [[0] * length for length in lengths])
     assert kv.block_table is not None
     blocks = kv.block_table.shape[1]
     table = kv.block_table.new_zeros(sequences + 1, max(blocks, -(-reach // kv.block_size)))
     served = replace(kv, block_table=table).narrowed(blocks)
     passes = PromptPasses(model, served, spare_slot=sequences, use_graphs=False)
-    keeping = (True, False) if stream.may_keep else (False,)
-    for length in dict.fromkeys((1, min(16, max(lengths)), max(lengths))) if model.packs_prompts else ():
-        for stream.keeping in keeping:
+    for keeping in (True, False) if stream.may_keep else (False,):
+        stream.keeping = keeping
+        for length in dict.fromkeys((1, min(16, max(lengths)), max(lengths))):
             passes.run([PromptChunk(0, [0] * length)])

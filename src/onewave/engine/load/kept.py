@@ -24,7 +24,8 @@ from onewave.engine.load.checkpoint import PLAIN_TYPES, ModelParts
 from onewave.engine.load.streamed import layer_matrices
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import MATRICES, LayerWeights, Llama, LlamaWeights, MatrixWeight, Table, plain
-from onewave.wave.weights.pack import Sample, StreamMatrix, Weight, WeightStream
+from onewave.wave.weights.pack import StreamMatrix, Weight, WeightStream
+from onewave.wave.weights.read_back import ReadBack
 from onewave.wave.weights.row_table import RowTable
 
 _KINDS = (
@@ -119,20 +120,19 @@ def stream_kept(
     otherwise, WeightsError.
     """
     stream.gains_apart = True
-    samples: list[Sample] = []
-    done = 0
+    read_back, done = ReadBack(stream), 0
     for name, content in _contents(parts, config, stream):
         if isinstance(content, Weight):
             tiles = stream.put(name, content)
-            samples.append(stream.sample(name, content))
+            read_back.add(name, content)
         else:
             tiles = stream.put_rows(name, content)
-            samples.append(stream.sample_rows(name, content))
+            read_back.add_rows(name, content)
         done += tiles * stream.shape.tile_bytes
         report(done)
     if not bool(stream.reached):
         raise OutOfReachError("weights", got="scales too far apart in a row", next="Use compact=False.")
-    if bool(stream.samples_differ(samples)):
+    if read_back.differs():
         raise UnsupportedError("packing for one wave", got="weights that read back otherwise")
     shapes = layer_matrices(config)
     layers: list[LayerWeights] = []

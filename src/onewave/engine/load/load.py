@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -42,10 +42,11 @@ def warm_up(decode: str, config: ModelConfig, options: LoadOptions) -> Generator
     if options.device.type != "cuda":
         yield options
         return
-    with options.times.phase("imports"):
-        from onewave.engine.load.first_load import compilers
+    with ExitStack() as stack:
+        with options.times.phase("imports"):
+            from onewave.engine.load.first_load import compilers
 
-    with compilers(decode, config, options) as pool:
+            pool = stack.enter_context(compilers(decode, config, options))
         yield replace(options, compilers=pool)
 
 

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, cast
 
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama_plan import Widths, planned_facts
@@ -38,6 +39,8 @@ PLANNING_SOURCES = (
 """The modules that a program follows from: what llama_plan imports, but for errors and formats' sizes."""
 SHIPPED = BUILTIN_DIR / "programs"
 """Programs that ship with the package."""
+LAUNCHERS = _PACKAGE / "wave" / "prebuilt" / "launchers.json"
+"""{"launchers": [types of a kernel's arguments], "loads": {launchers_key: numbers of its launchers}}."""
 _DIGEST_BYTES = 32
 # Of some megabytes each; the oldest go.
 _MAX_FILES = 16
@@ -61,6 +64,27 @@ def shipped_path(config: ModelConfig, *, batch: int, workers: int, weight_bytes:
 def is_shipped(config: ModelConfig, *, batch: int, weight_bytes: float = 2) -> bool:
     """Say whether the package has a step's program, for any number of workers."""
     return any(SHIPPED.glob(f"{_shipped_key(config, batch, weight_bytes)}-*.program"))
+
+
+def shipped_launchers(config: ModelConfig, *, batch: int, weight_bytes: float = 2) -> list[tuple[Any, ...]]:
+    """Return the types of the arguments of each kernel that a load launches, where the package knows them
+    (tools/launchers.py): for C compilers to make what launches them. None is needed for a load to be right."""
+    try:
+        kept: dict[str, Any] = json.loads(LAUNCHERS.read_text())
+        numbers: list[int] = kept["loads"].get(launchers_key(config, batch, weight_bytes), [])
+        return [_as_tuples(kept["launchers"][number]) for number in numbers]
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return []
+
+
+def launchers_key(config: ModelConfig, batch: int, weight_bytes: float) -> str:
+    """The name of a load in LAUNCHERS."""
+    return _digest_of({"config": planned_facts(config)}, batch, weight_bytes)
+
+
+def _as_tuples(types: Any) -> Any:
+    """JSON's lists as what they were."""
+    return tuple(_as_tuples(each) for each in cast("list[Any]", types)) if isinstance(types, list) else types
 
 
 def planned_before(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from onewave.engine.prompt.passes import MAX_SEQUENCES, PromptChunk, PromptPasses
 from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
@@ -35,41 +37,56 @@ def checked_lengths(max_model_len: int, sequences: int) -> list[int]:
 
 @torch.inference_mode()
 def self_check(model: Llama, wave: Step, sequences: int) -> float:
-    """One step of the wave beside one of the plain operators, on the real weights, and beside itself.
+    """One step of the wave beside the plain operators' prompt pass, on the real weights, and beside itself.
 
     Returns the difference of the logits and of the caches' new rows over the plain ones' size, whichever is greater;
     infinite if any is not a number, or if the step, made again and again, ever has other bits.
     """
-    lengths = checked_lengths(model.max_model_len, sequences)
+    lengths, device = checked_lengths(model.max_model_len, sequences), model.device
     dice = torch.Generator().manual_seed(0)
-    prompts: list[list[int]] = [torch.randint(model.config.vocab_size, (n,), generator=dice).tolist() for n in lengths]  # pyright: ignore[reportUnknownMemberType]
+    ids = torch.randint(model.config.vocab_size, (sequences, CHECKED_CAPACITY), generator=dice)
+    prompts: list[list[int]] = [row[: n + 1].tolist() for row, n in zip(ids, lengths, strict=True)]  # pyright: ignore[reportUnknownMemberType]
     ours, theirs = (model.new_row_cache(num_slots=sequences + 1, capacity=CHECKED_CAPACITY) for _ in range(2))
-    for slot, prompt in enumerate(prompts):
-        model.forward(Batch.prefill([(slot, prompt, 0)], model.device), theirs)
+    expected = prompt_logits(model, theirs, prompts)
+    tokens = torch.tensor([prompt[-1] for prompt in prompts], device=device)
+    positions, slots = torch.tensor(lengths, device=device), torch.arange(sequences, device=device)
+    new = ours.table_of(slots)[slots, positions // ours.block_size].long(), positions % ours.block_size
     for mine, plain in ((ours.k, theirs.k), (ours.v, theirs.v)):
         mine.copy_(plain)
-    tokens = torch.randint(model.config.vocab_size, (sequences,), generator=dice).to(model.device)
-    positions = torch.tensor(lengths, device=model.device)
-    slots = torch.arange(sequences, device=model.device)
-    expected = model.forward(Batch.decode(tokens, positions, slots), theirs)
+        _words(mine)[:, new[0], :, new[1]] = 0  # what the step is to write
     wave.bind_cache(ours)
     found = wave(tokens, positions, slots)
     if not all(torch.equal(wave(tokens, positions, slots), found) for _ in range(_CHECKED_AGAIN)):
         return float("inf")
     pairs = [(found, expected)]
-    blocks = ours.table_of(slots)[slots, positions // ours.block_size].long()
-    at = positions % ours.block_size
     for mine, plain in ((ours.k, theirs.k), (ours.v, theirs.v)):
-        pairs.append((_cells(mine, blocks, at), _cells(plain, blocks, at)))
+        pairs.append((_cells(mine, *new), _cells(plain, *new)))
     found_errors = [_difference(a, b) for a, b in pairs]
     return float("inf") if any(math.isnan(error) for error in found_errors) else max(found_errors)
 
 
+def prompt_logits(model: Llama, kv: KVCache, prompts: Sequence[Sequence[int]]) -> Tensor:
+    """Run prompts by plain operators as the engine does, that of slot i the i-th, together where prompts are packed.
+
+    kv: with a row for one sequence more. Returns float32 [prompts, vocab] of their last tokens.
+    """
+    if not model.packs_prompts:
+        passes = (Batch.prefill([(slot, list(ids), 0)], model.device) for slot, ids in enumerate(prompts))
+        return torch.cat([model.forward(batch, kv) for batch in passes])
+    chunks = [PromptChunk(slot, ids) for slot, ids in enumerate(prompts)]
+    packed = PromptPasses(model, kv, spare_slot=len(prompts), use_graphs=False)
+    parts = range(0, len(chunks), MAX_SEQUENCES)
+    return torch.cat([packed.run(chunks[first : first + MAX_SEQUENCES]) for first in parts])
+
+
+def _words(cache: Tensor) -> Tensor:
+    """A cache in numbers that PyTorch can index everywhere, as it can't float8."""
+    return cache.view(torch.uint8) if cache.itemsize == 1 else cache
+
+
 def _cells(cache: Tensor, blocks: Tensor, at: Tensor) -> Tensor:
     """The numbers of some keys in every layer, float32. blocks, at: int64 [keys]."""
-    # PyTorch can't index float8 everywhere; its bytes it can.
-    words = cache.view(torch.uint8) if cache.itemsize == 1 else cache
-    return words[:, blocks, :, at].view(cache.dtype).float()
+    return _words(cache)[:, blocks, :, at].view(cache.dtype).float()
 
 
 def _difference(a: Tensor, b: Tensor) -> float:

@@ -26,7 +26,8 @@ from onewave.models.config.model_config import ModelConfig
 from onewave.models.decode_wave import wave_weight
 from onewave.models.llama import NORMS, LayerWeights, Llama, LlamaWeights, MatrixWeight, plain
 from onewave.wave.plan.program import WaveProgram
-from onewave.wave.weights.pack import Sample, StreamMatrix, Weight, WeightStream
+from onewave.wave.weights.pack import StreamMatrix, Weight, WeightStream
+from onewave.wave.weights.read_back import ReadBack
 
 # Beyond this, threads only wait for the same disk.
 _THREADS = 8
@@ -74,7 +75,7 @@ class _Packer:
     def __init__(self, parts: ModelParts, config: ModelConfig, stream: WeightStream, report: Callable[[int], None]):
         self._parts, self._config, self._stream, self._report = parts, config, stream, report
         self._done = 0
-        self._samples: list[Sample] = []
+        self._read_back = ReadBack(stream)
         on_card = stream.images.is_cuda
         self._queue = torch.cuda.current_stream(stream.device) if on_card else None
 
@@ -86,7 +87,7 @@ class _Packer:
         if not bool(stream.reached):  # the first time that the host waits
             got = "not finite, above 2^95, or too far below the largest of their rows"
             raise OutOfReachError("weights", got=got, next="Use compact=False.")
-        if bool(stream.samples_differ(self._samples)):
+        if self._read_back.differs():
             raise UnsupportedError("packing for one wave", got="weights that read back otherwise")
         weights = LlamaWeights(embedding, layers, norm if head is embedding else ones, head)
         return StreamedModel(Llama(config, weights, max_model_len=max_model_len), stream)
@@ -153,7 +154,7 @@ class _Packer:
 
     def _put(self, name: str, weight: Weight) -> None:
         self._done += self._stream.put(name, weight) * self._stream.shape.tile_bytes
-        self._samples.append(self._stream.sample(name, weight))
+        self._read_back.add(name, weight)
         self._report(self._done)
 
     def _layer(self, index: int, vectors: dict[str, Any], ones: Tensor) -> LayerWeights:

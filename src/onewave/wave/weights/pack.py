@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
@@ -26,8 +26,6 @@ from onewave.wave.weights.formats import TileFormat, Tiles, tile_format
 
 # Working memory of packing without a kernel. With less, packing takes more steps; with more, loading needs more memory.
 _WORKING_BYTES = 128 << 20
-# Values that are read back together.
-_SAMPLED_VALUES = 1 << 22
 # Size of a part of a large matrix. With more, the scratch buffer of a large vocabulary grows.
 _PART_BYTES = 128 << 20
 
@@ -56,6 +54,17 @@ class Weight:
         cut = cut.to(dtype)
         missing = last - first - len(cut)
         return torch.nn.functional.pad(cut, (0, 0, 0, missing)) if missing else cut
+
+    def rows(self, low: NDArray[np.int64], height: int, device: torch.device, *, wide: bool = False) -> Tensor:
+        """Take blocks of `height` rows from each of these on, like `block`, in few steps."""
+        count = len(self.matrices)
+        at = (low[:, None] + np.arange(0, height, count)).flatten() // count
+        own = torch.from_numpy(np.minimum(at, len(self.matrices[0]) - 1)).to(self.matrices[0].device)
+        few = Weight(tuple(matrix.index_select(0, own) for matrix in self.matrices), self.gain)
+        found = few.block(0, count * len(at), device, wide=wide)
+        if at[-1] >= len(self.matrices[0]):
+            found[torch.from_numpy(np.repeat(at >= len(self.matrices[0]), count)).to(device)] = 0
+        return found
 
 
 class WeightStream:
@@ -97,7 +106,8 @@ class WeightStream:
             tables.append(table)
             first += len(table)
         # One transfer for all: a small one each would take longer than packing does.
-        self._places = torch.from_numpy(np.concatenate(tables) if tables else np.zeros(1, dtype=np.int32)).to(device)
+        self._host_places = np.concatenate(tables) if tables else np.zeros(1, dtype=np.int32)
+        self._places = torch.from_numpy(self._host_places).to(device)
         self.gains_apart = False
         self._scratch: Tensor | None = None
         self._in_tiles: dict[str, TileMatrix] = {}
@@ -164,11 +174,9 @@ class WeightStream:
             into.scales[low * height : high * height] = made.scales
         return blocks * tiles
 
-    def sample_rows(self, name: str, rows: GroupedRows) -> Sample:
-        """What `sample` is for what put_rows packs."""
-        form, height, runs = self.format_of(name), self.shape.rows, self._sampled(name)
-        blocks = [form.restore_groups(rows.block(low * height, high * height)) for _, low, high in runs]
-        return Sample(runs, torch.cat(blocks))
+    def num_blocks(self, name: str) -> int:
+        """Row blocks of a matrix."""
+        return self._grids[name][1]
 
     def format_of(self, name: str) -> TileFormat:
         """How a matrix lies in the stream."""
@@ -273,17 +281,22 @@ class WeightStream:
 
     def _longest_lists(self, first: int, blocks: int, tiles: int) -> Tensor:
         """Find the longest list of each 64 rows' tiles, place by place along K: int32 [64 rows, tiles]."""
-        assert self.lists is not None
-        counts = self.lists[:, 0][self._places[first : first + blocks * tiles].long()].view(blocks, tiles)
+        counts = self._list_lengths[first : first + blocks * tiles].view(blocks, tiles)
         together = 64 // self.shape.rows
         missing = -blocks % together
-        return torch.nn.functional.pad(counts, (0, 0, 0, missing)).view(-1, together, tiles).amax(dim=1)
+        whole = torch.nn.functional.pad(counts, (0, 0, 0, missing)) if missing else counts
+        return whole.view(-1, together, tiles).amax(dim=1)
 
     @cached_property
-    def _listed(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Whether each matrix's tiles, in turn, list a weight."""
+    def _list_lengths(self) -> Tensor:
+        """Of each matrix's tiles, in turn."""
         assert self.lists is not None
-        return (self.lists[:, 0][self._places.long()] > 0).cpu().numpy()
+        return self.lists[:, 0][self._places.long()]
+
+    @cached_property
+    def _listed(self) -> NDArray[np.bool_]:
+        """Whether each matrix's tiles, in turn, list a weight."""
+        return (self._list_lengths > 0).cpu().numpy()
 
     def unpack(self, matrix: StreamMatrix, first: int, last: int) -> Tensor:
         """Unpack rows first to last of each of its matrices, [count * (last - first), cols], to the scratch buffer.
@@ -317,70 +330,27 @@ class WeightStream:
 
     def read_blocks(self, name: str, cols: int, low: int, high: int) -> Tensor:
         """Read row blocks low to high as Weight.block has them, by plain indexing on any device; checks `unpack`."""
-        return self._read_runs(cols, [(name, low, high)])
+        return self.read_runs(cols, [(name, low, high)])
 
-    def _read_runs(self, cols: int, runs: Sequence[tuple[str, int, int]]) -> Tensor:
+    def read_runs(self, cols: int, runs: Sequence[tuple[str, int, int]]) -> Tensor:
         """Read runs of row blocks, each of a matrix, from one block to another; one below the other. The matrices have
         one format and width."""
 
-        def together(words: Tensor, spans: Iterable[tuple[int, int]]) -> Tensor:
-            return torch.cat([words[first:last] for first, last in spans])
+        def spans(of_run: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
+            return np.concatenate([np.arange(first, last) for first, last in of_run])
 
         height = self.shape.rows
         grids = [(self._grids[name], low, high) for name, low, high in runs]
-        spans = ((start + low * tiles, start + high * tiles) for (start, _, tiles), low, high in grids)
-        places = together(self._places, spans).long()
+        at = spans((start + low * tiles, start + high * tiles) for (start, _, tiles), low, high in grids)
+        places = torch.from_numpy(self._host_places[at]).to(self.device).long()
         scales = ((self.program.first_scale.get(name, 0), low, high) for name, low, high in runs)
-        rows = ((first + low * height, first + high * height) for first, low, high in scales)
+        rows = torch.from_numpy(spans((first + low * height, first + high * height) for first, low, high in scales))
         found = Tiles(
             self.images[places],
-            None if self.scales is None else together(self.scales, rows),
+            None if self.scales is None else self.scales[rows.to(self.device)],
             None if self.lists is None else self.lists[places],
         )
         return self.format_of(runs[0][0]).restore(found, cols)
-
-    def sample(self, name: str, weight: Weight) -> Sample:
-        """What a matrix's first, a middle and its last row block read back as, once packed."""
-        step, form = self.shape.rows, self.format_of(name)
-        runs = self._sampled(name)
-        rows = torch.cat([weight.block(low * step, high * step, self.device, wide=form.wide) for _, low, high in runs])
-        return Sample(runs, form.expected(rows))
-
-    def _sampled(self, name: str) -> list[tuple[str, int, int]]:
-        _, blocks, _ = self._grids[name]
-        return [(name, block, block + 1) for block in sorted({0, blocks // 2, blocks - 1})]
-
-    def samples_differ(self, samples: Iterable[Sample]) -> Tensor:
-        """Check whether packed matrices read back differently: a flag on the device, so the host does not wait.
-
-        By code that shares nothing with the kernels, many matrices at once: what it takes is the host's time, call by
-        call.
-        """
-        wrong = torch.zeros((), dtype=torch.bool, device=self.device)
-        kinds: dict[tuple[int, int], list[Sample]] = {}
-        for sample in samples:
-            name, cols = sample.runs[0][0], sample.rows.shape[1]
-            kinds.setdefault((self.program.widths.get(name, 1), cols), []).append(sample)
-        for (_, cols), alike in kinds.items():
-            step = max(1, _SAMPLED_VALUES // alike[0].rows.numel())
-            for first in range(0, len(alike), step):
-                part = alike[first : first + step]
-                expected = torch.cat([sample.rows for sample in part])
-                found = self._read_runs(cols, [run for sample in part for run in sample.runs])
-                # A NaN weight must read back as NaN.
-                wrong |= ((found != expected) & ~(found.isnan() & expected.isnan())).any()
-        return wrong
-
-    def differs(self, name: str, weight: Weight) -> Tensor:
-        """Check whether a packed matrix reads back differently; see samples_differ."""
-        return self.samples_differ([self.sample(name, weight)])
-
-
-class Sample(NamedTuple):
-    """Some row blocks of a matrix, (name, first, last), and their rows [rows, cols] as they have to read back."""
-
-    runs: list[tuple[str, int, int]]
-    rows: Tensor
 
 
 @dataclass(frozen=True, eq=False)

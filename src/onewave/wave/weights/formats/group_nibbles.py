@@ -36,6 +36,14 @@ class NibbleTiles(TileFormat):
     def pack(self, rows: Tensor) -> Tiles:
         return self.pack_groups(round_groups(rows, self._rounding))
 
+    def pack_by_kernel(self, into: Tiles, places: Tensor, matrices: tuple[Tensor, ...], gain: Tensor | None) -> bool:
+        from onewave.wave.weights.round_impl import pack_nibbles
+
+        if self._rounding.minima:
+            return False
+        pack_nibbles(into, places, matrices, gain, self.shape, self._rounding)
+        return True
+
     def pack_groups(self, rows: GroupedRows) -> Tiles:
         """Lay out rows that are rounded already."""
         images = nibble_images(operands_of(padded(rows.codes, self.shape), self.shape))

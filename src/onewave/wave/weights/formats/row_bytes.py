@@ -31,6 +31,12 @@ class ByteTiles(TileFormat):
         made, scales = round_rows(rows, self._rounding)
         return Tiles(byte_images(made, self.shape, self._rounding), scales)
 
+    def pack_by_kernel(self, into: Tiles, places: Tensor, matrices: tuple[Tensor, ...], gain: Tensor | None) -> bool:
+        from onewave.wave.weights.round_impl import pack_bytes
+
+        pack_bytes(into, places, matrices, gain, self.shape, self._rounding)
+        return True
+
     def restore(self, tiles: Tiles, cols: int) -> Tensor:
         assert tiles.scales is not None
         row = torch.arange(64, device=tiles.images.device)[:, None]
