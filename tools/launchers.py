@@ -41,10 +41,9 @@ def types_of(signature: Mapping[str, Any]) -> list[Any]:
 
 
 def launchers_of(model: str, sequences: int, kept: Any) -> list[list[Any]]:
-    """The launchers of a load, each once."""
+    """The launchers of a load, each once; without its program as of one that is planned now."""
     config, options = builtin_config(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=kept)
     program = load_program(place_of((model, sequences, kept.weight_bytes))[0])
-    assert program is not None
     with pretended_device():
         made = distinct(launches_of_load(config, options, program))
     found: list[list[Any]] = []
