@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -162,11 +163,10 @@ def test_every_output_of_a_stream_has_its_own_prompt_logprobs(llm: LLM) -> None:
     assert first.prompt_logprobs is not last.prompt_logprobs
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("boom")])
-def test_a_failed_step_does_not_keep_what_it_worked_on(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch, llm: LLM
-) -> None:
-    real, kept = llm.runner.model.forward, list[weakref.ref[torch.Tensor]]()
+@contextmanager
+def failed_step(monkeypatch: pytest.MonkeyPatch, llm: LLM, error: BaseException) -> Iterator[list[Any]]:
+    """A prompt whose step fails, without garbage collection; weak references to what the step worked on."""
+    real, kept = llm.runner.model.forward, list[Any]()
 
     def forward(batch: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
         if len(batch.token_ids) >= 60:
@@ -181,9 +181,17 @@ def test_a_failed_step_does_not_keep_what_it_worked_on(
         with pytest.raises((CapacityError, RuntimeError)) as found:
             llm.generate([[5] * 60], LONG)
         del found
-        assert [ref() for ref in kept] == [None]
+        yield kept
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("boom")])
+def test_a_failed_step_does_not_keep_what_it_worked_on(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, llm: LLM
+) -> None:
+    with failed_step(monkeypatch, llm, error) as kept:
+        assert [ref() for ref in kept] == [None]
 
 
 def test_a_callers_error_holds_neither_the_model_nor_takes_frames_from_what_is_being_handled(tmp_path: Path) -> None:
@@ -220,26 +228,10 @@ def test_a_stream_that_does_not_look_keeps_nothing_of_a_step_that_failed(
 ) -> None:
     stream = llm.stream([3, 4], LONG)
     next(stream)
-    real, kept = llm.runner.model.forward, list[weakref.ref[torch.Tensor]]()
-
-    def forward(batch: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if len(batch.token_ids) >= 60:
-            activations = torch.empty(1000)
-            kept.append(weakref.ref(activations))
-            raise RuntimeError("boom")
-        return real(batch, *args, **kwargs)
-
-    monkeypatch.setattr(llm.runner.model, "forward", forward)
-    gc.disable()
-    try:
-        with pytest.raises(RuntimeError, match="boom") as found:
-            llm.generate([[5] * 60], LONG)
-        del found
+    with failed_step(monkeypatch, llm, RuntimeError("boom")) as kept:
         if look == "closed":
             stream.close()
         assert [ref() for ref in kept] == [None]
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("all_of_them", [False, True])

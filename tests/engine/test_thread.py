@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ import torch
 
 from kit.models.dummy import dummy_llm, write_config
 from kit.models.fake_model import PIECES, FakeRunner, make_engine, run_all
+from kit.processes import is_interrupted
 from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams, UnsupportedError
 from onewave.engine import request as request_module
 from onewave.engine import thread as thread_module
@@ -54,28 +55,6 @@ def in_threads(*works: Any) -> None:
         assert not thread.is_alive()
     if errors:
         raise errors[0]
-
-
-def is_interrupted(work: Callable[[], object], place: int) -> bool:
-    """Do the work, with Ctrl-C at the place-th of the moments in thread.py when it can come: where a function begins,
-    and after a call. Returns whether there was such a moment."""
-    left = place
-
-    def look(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal left
-        if event in ("call", "c_return") and frame.f_code.co_filename == thread_module.__file__:
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-
-    try:
-        sys.setprofile(look)
-        work()
-    except KeyboardInterrupt:
-        assert left == 0
-    finally:
-        sys.setprofile(None)
-    return left <= 0
 
 
 def test_a_stream_that_looks_late_still_shows_every_token(llm: LLM) -> None:
@@ -345,7 +324,7 @@ def test_whenever_ctrl_c_comes_the_engine_goes_on_for_others_and_the_request_end
     for work in (lambda: llm.generate([5], asked), lambda: list(llm.stream([5], asked))):
         place = 0
         for place in count(1):
-            came = is_interrupted(work, place)
+            came = is_interrupted(work, place, [thread_module.__file__])
             assert thread.call(lambda: engine.has_work) is False
             if not came:
                 break

@@ -20,6 +20,17 @@ def chromium_path(own: str) -> str | None:
     return next((path for path in found if path and Path(path).exists()), None)
 
 
+def watch(page: Any, complaints: list[str]) -> None:
+    """Have what the page or its console complains about added to a list."""
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+
+
+def check(complaints: list[str]) -> None:
+    """Fail for any complaint but that of a refused request (status 4xx), which the browser itself reports."""
+    assert not [text for text in complaints if "the server responded with a status of 4" not in text]
+
+
 # A module's, not the session's: while Playwright runs, no other test of this process could call asyncio.run.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kit.browser import browser as browser
+from kit.browser import check, watch
 
 
 @pytest.fixture(scope="session")
@@ -68,13 +69,11 @@ def open_page(browser: Any, shared_context: Any, lab_url: str) -> Iterator[Opene
         page = context.new_page()
         opened.append(page)
         page.set_default_timeout(10_000)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        watch(page, complaints)
         page.goto(f"{lab_url}#{place}")
         return page
 
     yield open_one
     for one in reversed(opened):
         one.close()
-    # A refused question (status 400) is reported by the browser itself; the page shows its message.
-    assert not [text for text in complaints if "the server responded with a status of 4" not in text]
+    check(complaints)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kit.browser import check, watch
 from kit.serving import NAME, Serving, serve_in_thread, tiny_llm
 from onewave.server.options import ServeOptions
 
@@ -31,8 +32,7 @@ def open_page(browser: Any) -> Iterator[Opener]:
         page = context.new_page()
         page.set_default_timeout(20_000)
         page.on("request", lambda request: request.url.startswith(url) or complaints.append(request.url))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        watch(page, complaints)
         page.goto(url)
         fill(page, {"temperature": "0", "max_tokens": "24"} | (settings or {}))
         return page
@@ -40,8 +40,7 @@ def open_page(browser: Any) -> Iterator[Opener]:
     yield open_one
     for context in contexts:
         context.close()
-    # A refused request is reported by the browser itself; the page shows its message.
-    assert not [text for text in complaints if "the server responded with a status of 4" not in text]
+    check(complaints)
 
 
 def fill(page: Any, settings: dict[str, str]) -> None:

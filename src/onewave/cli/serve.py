@@ -130,7 +130,8 @@ def serve(
     if missing:
         next = "In a clone: pip install -e '.[serve]'"
         raise UnsupportedError("onewave serve", got=f"{' and '.join(missing)} not installed", next=next)
-    from onewave.server.http.run import bind, serve
+    from onewave.base.sockets import bind
+    from onewave.server.http.run import serve
     from onewave.server.options import ServeOptions
 
     asked = ServeOptions(
@@ -147,7 +148,7 @@ def serve(
         reasoning=serving.reasoning,
     )
     # Before the model loads: a taken port is known at once.
-    listening = bind(host, port)
+    listening = bind(host, port, what="address")
     events = _publisher(serving)
     opened = open_llm(**asdict(loading), max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
     from onewave.engine.aio import AsyncLLM, Limits

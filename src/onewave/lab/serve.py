@@ -2,50 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import ipaddress
-import os
 import socket
 import threading
 import webbrowser
 from contextlib import suppress
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base import sockets
 
 DEFAULT_PORT = 8137
 
 
 def bind(host: str, port: int | None) -> socket.socket:
-    """Listen on host and port; None takes DEFAULT_PORT, or any free one where that is taken; 0 any free one.
-
-    Raises InvalidArgumentError when the host is no address of this machine or the asked port is taken.
-    """
-    wanted = DEFAULT_PORT if port is None else port
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, wanted, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError):
-        allowed = "an address or name of this machine"
-        raise InvalidArgumentError("--host", got=repr(host[:80]), allowed=allowed) from None
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    if os.name == "posix":
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        try:
-            listening.bind(address)
-            listening.listen(128)
-        except OSError as error:
-            if port is not None or error.errno != errno.EADDRINUSE:
-                raise
-            listening.bind((address[0], 0, *address[2:]))
-            listening.listen(128)
-    except OSError as error:
-        listening.close()
-        got = f"{host}:{wanted}, {(error.strerror or 'refused').lower()}"
-        elsewhere = error.errno == errno.EADDRNOTAVAIL
-        port_advice = "Choose another --port, or leave it out for any free one."
-        next = "Choose a --host of this machine, as 127.0.0.1." if elsewhere else port_advice
-        raise InvalidArgumentError("lab address", got=got, next=next) from None
-    return listening
+    """Listen on host and port; None takes DEFAULT_PORT, or any free one where that is taken. Raises as sockets.bind."""
+    return sockets.bind(host, DEFAULT_PORT if port is None else port, what="lab address", free_instead=port is None)
 
 
 def url_of(listening: socket.socket, host: str) -> str:

@@ -16,11 +16,11 @@ import uvicorn
 
 from kit.models.dummy import write_config
 from kit.models.tiny_tokenizers import bytes_directory
+from onewave.base.sockets import bind
 from onewave.engine.aio import AsyncLLM, Limits
 from onewave.engine.llm import LLM
 from onewave.server.app import make_app
 from onewave.server.http.connection import Connection
-from onewave.server.http.run import bind
 from onewave.server.options import ServeOptions
 from onewave.server.served import Served
 
@@ -72,7 +72,7 @@ class Serving:
 def serve_in_thread(llm: LLM, options: ServeOptions | None = None, limits: Limits | None = None) -> Iterator[Serving]:
     """Serve an LLM on a free port of this machine by an event loop in a thread. The LLM outlives it."""
     served = Served(AsyncLLM(llm, limits), options or ServeOptions(model_names=(NAME,)))
-    listening: socket.socket = bind("127.0.0.1", 0)
+    listening: socket.socket = bind("127.0.0.1", 0, what="address")
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     http = Connection.with_limits(served.options)
     server = uvicorn.Server(uvicorn.Config(make_app(served), http=http, ws="none", log_config=None, access_log=False))

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import pytest
 from numba.core.caching import FunctionCache
 
+from kit.processes import is_interrupted
 from onewave.ops.cpu import team_impl as numba_team_impl
 from onewave.ops.cpu.math_impl import doubles, integers
 from onewave.ops.cpu.precompile import precompile
@@ -96,39 +96,22 @@ def test_several_callers_at_once_do_not_mix_their_jobs() -> None:
 def test_whenever_ctrl_c_comes_others_still_get_their_jobs_done(monkeypatch: pytest.MonkeyPatch) -> None:
     team = numba_team_impl._Team(3)  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(numba_team_impl, "_team", lambda: team)
-    modules = [numba_team_impl.__file__, threading.__file__]
+    files = [numba_team_impl.__file__, threading.__file__]
     out = np.zeros(37, np.int64)
 
-    def is_interrupted(place: int) -> bool:
-        """Run a job while a worker sleeps, with Ctrl-C at the place-th moment when it can come: where a function
-        begins, and after a call."""
-        left = place
+    def work() -> None:
+        run(add_to_each, 37, arguments(out, 1))
 
-        def look(frame: FrameType, event: str, argument: object) -> None:
-            nonlocal left
-            if event in ("call", "c_return") and frame.f_code.co_filename in modules:
-                left -= 1
-                if left == 0:
-                    raise KeyboardInterrupt
-
-        wait_until(lambda: any(team.asleep))
-        try:
-            sys.setprofile(look)
-            run(add_to_each, 37, arguments(out, 1))
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.setprofile(None)
-        return False
-
+    wait_until(lambda: any(team.asleep))
     place = 1
-    while is_interrupted(place):
+    while is_interrupted(work, place, files):
         wait_until(lambda: all(team.asleep))
-        other = threading.Thread(target=lambda: run(add_to_each, 37, arguments(out, 1)), daemon=True)
+        other = threading.Thread(target=work, daemon=True)
         other.start()
         other.join(60)
         assert not other.is_alive()
         place += 1
+        wait_until(lambda: any(team.asleep))
     assert place > 5
     wait_until(lambda: all(team.asleep))  # nobody's bell rings without end
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from onewave.base.errors import InvalidArgumentError
 from onewave.server.app import make_app
 from onewave.server.http.connection import Connection
 from onewave.server.http.logs import set_up
@@ -20,25 +19,6 @@ from onewave.server.served import Served
 
 if TYPE_CHECKING:
     from types import FrameType
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Listen on host and port (0: any free one). Raises InvalidArgumentError."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError):
-        allowed = "an address or name of this machine"
-        raise InvalidArgumentError("--host", got=repr(host[:80]), allowed=allowed) from None
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind(address)
-        listening.listen(2048)
-    except OSError as error:
-        listening.close()
-        got = f"{host}:{port}, {(error.strerror or 'refused').lower()}"
-        raise InvalidArgumentError("address", got=got, next="Choose another --host or --port.") from None
-    return listening
 
 
 def serve(served: Served, listening: socket.socket) -> None:
