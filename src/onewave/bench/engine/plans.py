@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from onewave.bench.clock import recorded, time_in_rounds
@@ -118,5 +119,5 @@ def rank_correlation(results: Sequence[WaveResult]) -> float | None:
     times = np.array([[result.predicted or 0.0, result.seconds.p50] for result in results])
     if len(results) < 3 or np.ptp(times, axis=0).min() == 0:
         return None
-    ranks = (np.sign(times[:, None] - times) + 1).sum(axis=1) / 2
+    ranks: NDArray[np.float64] = (np.sign(times[:, None] - times) + 1).sum(axis=1) / 2
     return float(np.corrcoef(ranks, rowvar=False)[0, 1])

@@ -118,14 +118,19 @@ def measure_tile(
     return time_calls(calls, device, reps=reps).p50
 
 
+def runs_as_wave(model: str, config: ModelConfig, batch: int, device: torch.device) -> bool:
+    """Whether decode steps of `batch` sequences are measured: of a built-in model that runs as one wave here."""
+    return model in builtin_names() and unsuited(config, torch.bfloat16, device, batch) is None
+
+
 def load_step(
     model: str, config: ModelConfig, batch: int, context: int, weights: str, device: torch.device
 ) -> StreamedModel | None:
-    """Load a built-in model with random weights for decode steps of `batch` sequences; None for what is no wave.
+    """Load a model with random weights for decode steps of `batch` sequences; None where runs_as_wave says no.
 
     weights: a name of WEIGHT_BYTES. context: tokens in each cache.
     """
-    if model not in builtin_names() or unsuited(config, torch.bfloat16, device, batch) is not None:
+    if not runs_as_wave(model, config, batch, device):
         return None
     how = LoadOptions(
         dtype=torch.bfloat16, device=device, max_num_seqs=batch, max_model_len=max(context + 1, 64),

@@ -126,14 +126,9 @@ def profile(
         raise InvalidArgumentError("--cluster", got=str(cluster), allowed="with --dispatch")
     predictor = Predictor(config, known, width)
     cases = [(PREFILL, rows, 0) for rows in prompts] + [(DECODE, rows, context) for rows in batches]
+    # First, as they may be refused.
+    counted = _counted(model, config, device, cases, weight_format) if counters and device is not None else {}
     measured = {} if device is None else _measured(model, config, device, cases, weight_format, reps, energy)
-    counted: dict[tuple[str, int, str], Counters] = {}
-    steps = [rows for phase, rows in measured if phase == DECODE]
-    if counters and (prompts or steps):
-        from onewave.bench.profile.counters import Counted, count
-
-        show_status("reading counters")
-        counted = count(Counted(model, prompts, steps, context, weight_format))
     rows: list[Row] = []
     for phase, rows_of, before in cases:
         show_status(f"predicting {phase} of {rows_of}")
@@ -190,6 +185,20 @@ def _known_gpu(device: torch.device) -> GPU:
     if known is None:
         raise UnsupportedError("profile", got=name, allowed=", ".join(GPUS), next="Use --gpu.")
     return replace(known, sms=num_sms(device))
+
+
+def _counted(
+    model: str, config: ModelConfig, device: torch.device, cases: list[tuple[str, int, int]], weight_format: str
+) -> dict[tuple[str, int, str], Counters]:
+    from onewave.bench.profile.counters import Counted, count
+    from onewave.bench.profile.measure import runs_as_wave
+    from onewave.models.profile import DECODE, PREFILL
+
+    show_status("reading counters")
+    tokens = [rows for phase, rows, _ in cases if phase == PREFILL]
+    steps = [rows for phase, rows, _ in cases if phase == DECODE and runs_as_wave(model, config, rows, device)]
+    before = max((context for _, _, context in cases), default=0)
+    return count(Counted(model, tokens, steps, before, weight_format)) if tokens or steps else {}
 
 
 def _measured(
