@@ -10,7 +10,8 @@ _SPACE = " \t\r\n"
 
 
 class CallScanner:
-    """Reads `{"name": ..., "arguments": {...}}`; `parameters` is the same, further keys are passed over.
+    """Reads `{"name": ..., "arguments": {...}}`; `parameters` is the same, further keys are passed over, and so are
+    these when they come again.
 
     name: once it is known. ended: after the closing brace. failed: at the first letter that no call has; a call that
     has no name fails at its end.
@@ -73,10 +74,11 @@ class CallScanner:
     def _step_value(self, letter: str) -> None:
         if not self._in_string and not self._depth and self._raw and letter in ",}" + _SPACE:
             self._end_value()  # a number, true, false, null
-            self._step(letter)
+            if not self.failed:
+                self._step(letter)
             return
         self._raw.append(letter)
-        if self._key in _ARGUMENTS and self._raw[0] == "{":
+        if self._key in _ARGUMENTS and not self._found and self._raw[0] == "{":
             self._arguments.append(letter)
         if self._in_string:
             if self._escaped or letter == "\\":
@@ -106,10 +108,10 @@ class CallScanner:
             self._expects, self._key = ":", str(value)
             self.failed = not value
             return
-        if self._key == "name":
+        if self._key == "name" and self.name is None:
             self.name = value if isinstance(value, str) else None
             self.failed = not self.name
-        elif self._key in _ARGUMENTS:
+        elif self._key in _ARGUMENTS and not self._found:
             self._found = True
             if isinstance(value, str):  # JSON within JSON
                 self._arguments.append(value or "{}")

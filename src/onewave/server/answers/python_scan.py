@@ -75,7 +75,7 @@ class PythonScanner:
         try:
             if found is None:
                 raise ValueError(text)
-            said = json.dumps(_value(found[2].strip()), ensure_ascii=False)
+            said = json.dumps(_value(found[2].strip()), ensure_ascii=False, allow_nan=False)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             self.failed = True
             return

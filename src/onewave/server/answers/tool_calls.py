@@ -17,6 +17,7 @@ from onewave.server.answers.pieces import CallPart, Piece
 from onewave.server.answers.python_scan import PythonScanner
 
 _SPACE = " \t\r\n"
+_MAX_NAME = 256
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,9 @@ class ToolReader:
         if mark:
             self._where, self._unsure, self._marked = "between", mark, True
             self._at_start, self._held = False, rest
-            return Piece(content.rstrip())
+            content = content.rstrip()
+            self._after_call = self._after_call and not content
+            return Piece(content)
         held = 0 if last else num_held_back(content, (form.begin,))
         shown = content[: len(content) - held]
         shown = shown if last else shown.rstrip()
@@ -153,9 +156,10 @@ class ToolReader:
     def _read_name(self, last: bool) -> Piece:
         """`name[ARGS]{` or `name{`."""
         name, brace, _ = self._held.partition("{")
+        if len(name) >= _MAX_NAME or not all(letter.isalnum() or letter in "_-.[]" for letter in name):
+            return self._give_up()
         if not brace:
-            plain = all(letter.isalnum() or letter in "_-.[]" for letter in name)
-            return Piece() if plain and len(name) < 256 and not last else self._give_up()
+            return self._give_up() if last else Piece()
         self._held, self._unsure = self._held[len(name) :], self._unsure + name
         name = name.removesuffix(_ARGS).strip()
         if not name:
@@ -192,7 +196,8 @@ class ToolReader:
         """It was no call: all of it is content, as is what follows up to a mark."""
         text, self._unsure, self._where, self._at_start = self._unsure, "", "content", False
         if self._after_call:
-            text = text.lstrip(self._form.between)
+            before, mark, rest = text.partition(self._form.begin)
+            text = before.lstrip(self._form.between) + mark + rest
         self._after_call = self._after_call and not text
         return Piece(text)
 
