@@ -117,7 +117,7 @@ def test_a_longer_context_takes_longer():
     [
         ({"batch": 17}, UnsupportedError, "up to 16"),
         ({"batch": 0}, UnsupportedError, "up to 16"),
-        ({"workers": 0}, InvalidArgumentError, "1 or more"),
+        ({"workers": 0}, InvalidArgumentError, "1 to 4,096"),
         ({"context": -1}, InvalidArgumentError, "context: -1"),
         ({"context": 1 << 31}, InvalidArgumentError, "context"),
         ({"hidden_size": 72}, UnsupportedError, "no multiple of 64"),
