@@ -216,9 +216,10 @@ def workers_for(
 
     available: blocks that the device runs at once. One or two sequences take all of them: more rings ride out a
     hand-off better. Larger batches take the fewest blocks that add no row block of any matrix to the busiest one.
-    Raises UnsupportedError.
+    Raises UnsupportedError, InvalidArgumentError.
     """
     _check_supported(config, batch)
+    check_workers(available)
     padded = 1 << (batch - 1).bit_length()
     shape = _shape(config, padded, weight_bytes, widths=widths)
     available = min(available, -(-config.vocab_size // shape.rows))
