@@ -15,6 +15,7 @@ INT4, INT8, FP8 = NIBBLES[128, False], ROW_ROUNDINGS["int8"], ROW_ROUNDINGS["fp8
 MORE = 3  # tiles of a stream beside a matrix's
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered in divide")  # by the interpreter, of infinities
 @pytest.mark.parametrize(
     ("form", "batch", "images", "height", "cols", "count", "gained"),
     [
