@@ -243,6 +243,13 @@ def test_a_file_is_one_sitting():
     assert not {name: length for name, length in lengths.items() if length > MAX_LINES}
 
 
+def test_git_keeps_no_file_that_it_is_told_to_ignore():
+    if not (ROOT / ".git").exists():
+        pytest.skip("no working tree of git")
+    command = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout == ""
+
+
 def test_a_file_has_no_settings_of_checkers_of_its_own():
     headers = ("# pyright:", "# ruff:")
     settings = [file for file in FILES if any(line.startswith(headers) for line in file.read_text().splitlines())]

@@ -276,7 +276,7 @@ def test_a_triton_without_gluon_is_left_to_the_load(
     assert forked == [0]
 
 
-def test_the_processes_do_not_wait_for_the_waves_kernel_to_be_imported() -> None:
+def test_the_processes_do_not_wait_for_the_waves_kernel_to_be_imported(tmp_path: Path) -> None:
     code = """
 import sys
 from contextlib import nullcontext
@@ -291,13 +291,14 @@ from onewave.weights.fetch.sources import resolve
 settings = Settings.from_env()
 config = load_config(resolve("llama-3.2-1b", settings, load_format="dummy"))
 how = LoadOptions(dtype=torch.bfloat16, device=torch.device("cuda"), max_num_seqs=3, max_model_len=64,
-               cache_dir=Path("nowhere"))
+               cache_dir=Path(sys.argv[1]))
 first_load.processes, first_load.begin_first_launch = nullcontext, lambda *given: None
 with first_load.compilers("wave", config, how) as count:
     launchers = ("onewave.ops.attention.hopper.launch", "onewave.wave.kernel.kernel")
     print(count, *(name in sys.modules for name in launchers))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    run = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.split() == [str(first_load._PROCESSES), "True", "False"], done.stderr[-2000:]
 
 
