@@ -111,8 +111,10 @@ def _read_triton(cache_dir: Path) -> None:
 
 
 def keep_first_launch(cache_dir: Path) -> None:
-    """Write down what this process has found out since the beginning, for the next one. A cache that can't be written is
-    as good as none."""
+    """Write down what this process has found out since the beginning, for the next one.
+
+    A cache that can't be written is as good as none.
+    """
     from triton.runtime import cache
 
     from onewave.gpu.hashes import all_hashes

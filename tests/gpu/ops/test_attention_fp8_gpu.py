@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -44,8 +44,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, scales: Triple, given: dict[str, Any]
     named: dict[str, Any] = dict(zip(("q_scale", "k_scale", "v_scale"), scales, strict=True)) | given
     out = attention_fp8(q, k, v, **named, backend="gluon")
     (other, lse), (exact, exact_lse) = (
-        attention_fp8(q, k, v, **named, return_lse=True, backend=backend)
-        for backend in ("gluon", "reference")
+        attention_fp8(q, k, v, **named, return_lse=True, backend=backend) for backend in ("gluon", "reference")
     )
     values = v.float().nan_to_num(0).abs().max() * scales[2].max()
     for each in (out, other):

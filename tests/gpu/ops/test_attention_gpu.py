@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from kit.operands.random import randn_on_gpu as randn
 from kit.operands.attention_on_gpu import check_repeats
+from kit.operands.random import randn_on_gpu as randn
 from onewave.base.errors import UnsupportedError
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.attention.reference import attention as in_torch

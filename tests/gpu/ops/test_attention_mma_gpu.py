@@ -6,11 +6,10 @@ import random
 import subprocess
 import sys
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from kit.device import pretend
 from kit.operands.attention_on_gpu import LENGTHS, MASKS, check_hard_logits, check_packed, check_repeats, framed

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.operands.random import randn_on_gpu
 from kit.decode_calls import masked_in_torch
+from kit.operands.random import randn_on_gpu
 from onewave.base.errors import UnsupportedError
 from onewave.ops.append_kv import append_kv
 from onewave.ops.append_kv.reference import append_kv as append_kv_in_torch
