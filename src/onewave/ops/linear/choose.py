@@ -288,7 +288,7 @@ def box_rows_of(tokens: int) -> int:
 
 # Microseconds of 64 columns of K with a tile's warpgroups and columns (compact_gemm_kernel) or rows and tokens
 # (packed_gemm_kernel, by FORMAT), and of a tile beside them: measured at 8 to 8,192 tokens of an 8B on an H200 (with
-# minima: estimated).
+# minima: three of the tiles on a matrix of a 1B, the others between them).
 _COMPACT_STEPS_US = {(1, 32): 0.17, (1, 64): 0.31}
 _COMPACT_TILE_US = 2.5
 _WIDE_TILES = ((64, 16), (128, 16), (64, 64), (128, 64), (64, 128), (128, 128), (128, 256))
@@ -297,7 +297,7 @@ _BYTES_US, _NIBBLES_US, _MINIMA_US = (
     for steps_us in (
         (0.155, 0.23, 0.18, 0.275, 0.235, 0.385, 0.66),
         (0.175, 0.27, 0.2, 0.32, 0.245, 0.43, 0.67),
-        (0.25, 0.35, 0.27, 0.4, 0.3, 0.5, 0.75),
+        (0.3, 0.5, 0.33, 0.57, 0.36, 0.63, 0.9),
     )
 )
 _PACKED_STEPS_US = {
@@ -316,10 +316,12 @@ _MAX_COMPACT_TOKENS = {8: 384, 16: 4096, 32: 4096}
 
 def max_tile_tokens(form: int, tile_rows: int) -> float:
     """Tokens up to which a product reads a stream's tiles, by their rows. Beyond, widening compact ones once for each
-    256 tokens takes longer than to unpack the matrix: 8B, 8,192 tokens 5.6 ms a layer instead of 5.5. Tiles of four
-    bits take as long as the plain product alone, and sums of one-byte tiles are of unscaled numbers, which nothing
-    unpacks."""
-    return _MAX_COMPACT_TOKENS.get(tile_rows, 0) if form == _COMPACT else inf
+    256 tokens takes longer than to unpack the matrix: 8B, 8,192 tokens 5.6 ms a layer instead of 5.5. Minima take
+    longer still. Tiles of four bits without them take as long as the plain product alone, and sums of one-byte tiles
+    are of unscaled numbers, which nothing unpacks."""
+    if form == _COMPACT:
+        return _MAX_COMPACT_TOKENS.get(tile_rows, 0)
+    return inf if form < _LEAST else 1024
 
 
 @lru_cache(maxsize=1024)
