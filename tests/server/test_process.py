@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,20 @@ def test_a_client_that_never_reads_can_not_hold_up_the_end(directory: Path) -> N
             assert server.post({**BODY, "max_tokens": 1}).status_code == 200
             server.process.send_signal(signal.SIGTERM)
             assert server.wait() == 0
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_at_once_and_without_a_traceback(directory: Path) -> None:
+    with running(directory) as server:
+        with httpx.stream("POST", server.url + COMPLETIONS, json={**BODY, "n": 64, "stream": True}) as answer:
+            next(answer.iter_lines())
+            server.process.send_signal(signal.SIGINT)
+            with suppress(httpx.ConnectError):  # once the first has come
+                while httpx.get(server.url + "/health"):
+                    pass
+            server.process.send_signal(signal.SIGINT)
+            assert server.wait() == 0
+        assert "Traceback" not in "".join(server.log)
 
 
 @pytest.mark.slow

@@ -75,4 +75,6 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> Any:
         """Wait for what runs as long as options allow, then end it and free the model."""
         await super().shutdown(sockets)
+        if self.force_exit:  # which leaves the app's own tasks to be cancelled, with a traceback in the log
+            await self.lifespan.shutdown()
         await self._served.engine.close()
