@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from onewave.gpu.first_launch import await_first_launch, begin_first_launch, kee
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The threads that have read Triton's files. There is no driver."""
     seen: list[str] = []
 
@@ -25,7 +26,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(cache, "triton_key", key)
     monkeypatch.setattr(first_launch, "_make_context", print)
-    return seen
+    first_launch._stamp.cache_clear()
+    yield seen
+    first_launch._stamp.cache_clear()
 
 
 def test_tritons_files_are_read_by_a_thread_once_and_then_remembered(read: list[str], tmp_path: Path) -> None:
@@ -35,6 +38,18 @@ def test_tritons_files_are_read_by_a_thread_once_and_then_remembered(read: list[
         assert cache.triton_key() == "key"
         keep_first_launch(tmp_path / "new")
     assert read == ["first-launch", "MainThread", "MainThread"]  # the test's own question, and what was kept
+
+
+def test_what_files_say_that_changed_after_they_were_imported_is_not_remembered(
+    read: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_launch, "_IMPORTED_NS", 0)
+    for _ in range(2):
+        keep_first_launch(tmp_path)
+        first_launch._stamp.cache_clear()  # as in another process
+        begin_first_launch(0, tmp_path)
+        await_first_launch()
+    assert read == ["MainThread", "first-launch"] * 2
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"files": 1}', '{"files": "other", "triton": "wrong", "hashes": {}}'])

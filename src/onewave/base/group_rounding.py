@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onewave.base.rounding import restore_rows, round_rows
+from onewave.base.rounding import divided, restore_rows, round_rows
 from onewave.base.weight_formats import GroupRounding, Rounding, RowRounding
 
 CANDIDATES = tuple(float(np.float32(1) / np.float32(1 + 0.025 * step)) for step in range(-10, 4))
@@ -59,7 +59,7 @@ def round_groups(rows: Tensor, rounding: GroupRounding) -> GroupedRows:
     groups = torch.nn.functional.pad(rows, (0, missing)).view(count, -1, rounding.group)
     if rounding.minima:
         low, high = groups.amin(dim=2).clamp(max=0), groups.amax(dim=2).clamp(min=0)
-        scales, minima = (high - low) / 15, low
+        scales, minima = divided(high - low, 15), low
     else:
         scales, minima = _searched(groups), None
     row_scales = _powers_of_two(scales if minima is None else scales.abs().maximum(minima.abs()))
@@ -139,7 +139,7 @@ def round_bytes(rows: Tensor, group: int, number: torch.dtype) -> GroupedRows:
     """
     count, cols = rows.shape
     groups = torch.nn.functional.pad(rows, (0, -cols % group)).view(count, -1, group)
-    scales = groups.abs().amax(dim=2) / 127
+    scales = divided(groups.abs().amax(dim=2), 127)
     row_scales = _powers_of_two(scales)
     narrow = (scales / row_scales[:, None]).to(number)
     step = (narrow.float() * row_scales[:, None])[..., None]

@@ -21,12 +21,16 @@ def round_rows(rows: Tensor, rounding: RowRounding) -> tuple[Tensor, Tensor]:
     value gets such a scale, so its products show it.
     """
     largest = rows.abs().amax(dim=1)
-    # Not by a number, whose inverse a GPU multiplies by: its bits would differ from a CPU's.
-    scales = largest / torch.full_like(largest, rounding.largest)
+    scales = divided(largest, rounding.largest)
     scales = torch.where(scales < _SMALLEST_NORMAL, 1.0, scales)
     values = torch.nan_to_num(rows / scales[:, None]).clamp(-rounding.largest, rounding.largest)
     made = values.round().to(torch.int8) if rounding.name == "int8" else values.to(torch.float8_e4m3fn)
     return made.view(torch.uint8), scales
+
+
+def divided(numbers: Tensor, divisor: float) -> Tensor:
+    """Divide by one number, on a GPU as on a CPU: of a Python number a GPU would multiply by the inverse."""
+    return numbers / torch.full_like(numbers, divisor)
 
 
 def restore_rows(made: Tensor, scales: Tensor, rounding: RowRounding, dtype: torch.dtype) -> Tensor:

@@ -18,6 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,9 +31,9 @@ _COMPILERS = 16
 _begun: list[threading.Thread] = []
 _looked_up = threading.Event()
 _looked_up.set()  # nothing has begun, so there is nothing to wait for
-# Where the files lie that Triton's digest is of.
-_READ = ("compiler", "backends", "language", "runtime", "_C")
 _PACKAGE = Path(__file__).parents[1]
+# Modules with kernels are imported with this one or later.
+_IMPORTED_NS = time.time_ns()
 # In the cache: {"files": a digest of their sizes and times, "triton": its digest, "hashes": those of functions}.
 _FILE = "first-launch.json"
 
@@ -134,23 +135,29 @@ def keep_first_launch(cache_dir: Path) -> None:
 
 @functools.cache
 def _stamp() -> str:
-    """A digest of the names, sizes and times of Triton's files and of ours, and of Python's version."""
+    """A digest of the names, sizes and times of Triton's files and of ours, and of Python's version.
+
+    Where a file has changed since it was imported, no other process finds the same: what runs here is not what it says.
+    """
     import triton
 
-    folders = [*(os.path.join(os.path.dirname(triton.__file__), name) for name in _READ), str(_PACKAGE)]
+    folders = os.path.dirname(triton.__file__), str(_PACKAGE)
     seen = sorted(each for folder in folders for each in _seen(folder))
+    if max(changed for *_, changed in seen) > _IMPORTED_NS:
+        return secrets.token_hex(32)
     return hashlib.sha256(repr((sys.version, seen)).encode()).hexdigest()
 
 
-def _seen(folder: str) -> Iterator[tuple[str, int, int]]:
-    """Path, size and time of each module below a folder. By scandir: globbing takes a third of a second."""
+def _seen(folder: str) -> Iterator[tuple[str, int, int, int]]:
+    """Path, size and times of each module below a folder: of its contents, which installers may set, and of its inode.
+    By scandir: globbing takes a third of a second."""
     for entry in os.scandir(folder):
         if entry.is_dir():
             if entry.name != "__pycache__":
                 yield from _seen(entry.path)
         elif entry.name.endswith((".py", ".so")):
             about = entry.stat()
-            yield entry.path, about.st_size, about.st_mtime_ns
+            yield entry.path, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
 def _make_launchers(launchers: Sequence[Sequence[Any]]) -> None:

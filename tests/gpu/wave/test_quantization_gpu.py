@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import triton
 import triton.language as tl
 
 from kit.operands.on_gpu import GPU, ON_WAVE
+from kit.operands.random import randn
 from kit.operands.rounded_on_gpu import held_and_tokens, step, streamed, two_layers
-from onewave.base.weight_formats import COMPACT, ROUNDINGS
+from onewave.base.group_rounding import round_bytes, round_groups
+from onewave.base.weight_formats import COMPACT, NIBBLES, ROUNDINGS
 from onewave.engine.load.self_check import self_check
 from onewave.models.decode_wave import DecodeWave
 from onewave.wave.launch.launch import co_resident
@@ -68,6 +71,18 @@ def test_the_engine_holds_less_and_batch_mates_change_no_token(
     held, _ = held_and_tokens(name)
     embedding = 2 * 128256 * 2048  # keeps its 16 bits
     assert held - embedding < share * (whole - embedding)
+
+
+def test_pytorch_rounds_groups_on_a_gpu_as_on_a_cpu() -> None:
+    rows = randn(64, 512, seed=2) * torch.logspace(-3, 3, 64)[:, None]
+    for rounded in (
+        partial(round_groups, rounding=NIBBLES[64, False]),
+        partial(round_groups, rounding=NIBBLES[64, True]),
+        partial(round_bytes, group=32, number=torch.float16),
+    ):
+        right, found = rounded(rows), rounded(rows.to(GPU))
+        assert torch.equal(found.codes.cpu(), right.codes)
+        assert torch.equal(found.scales.cpu(), right.scales)
 
 
 @triton.jit

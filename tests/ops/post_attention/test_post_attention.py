@@ -51,8 +51,10 @@ def test_rows_come_quantised_where_the_next_matrix_would_quantise_them() -> None
     codes = torch.ones(8, 128, dtype=torch.int8)
     for x_scale in (None, torch.ones(1)):
         matrix = ScaledMatrix((ScaledPart(codes, torch.ones(8), x_scale),))
-        found, stream = post_attention_rows(attended, residual, replace(weights, next_matrix=matrix), 1e-5)
+        followed = replace(weights, next_matrix=matrix)
+        found, stream = post_attention_rows(attended, residual, followed, 1e-5)
         assert torch.equal(stream, total)
+        assert torch.equal(post_attention(attended, residual, followed, 1e-5)[0], plain)
         assert isinstance(found, QuantizedRows) == (x_scale is None)
         assert torch.equal(linear_of_rows(found, matrix), matrix.multiply(plain))
 

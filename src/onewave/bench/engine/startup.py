@@ -54,10 +54,11 @@ class StartupResult:
     """Starts of one kind. All times in seconds.
 
     caches: "empty" or "filled". decode_path: how the engine decoded; compact: whether with compact weights. import_s:
-    importing the package and PyTorch. load_s: making the LLM; phases: where the most of it went, medians by name.
-    first_answer_s: its first call, the job's prompt and up
-    to 2 tokens generated. peak_bytes: the most that PyTorch held of the GPU's memory by the time that the LLM was
-    made, in any start; kept_bytes: what it held then; None on a CPU. cache_bytes: of keys and values.
+    importing the package and PyTorch in all processes at once, slower than in one. load_s: making the LLM; phases:
+    where the most of it went, medians by name; "imports" among them are the load's own, and no part of import_s.
+    first_answer_s: its first call, the job's prompt and up to 2 tokens generated. peak_bytes: the most that PyTorch
+    held of the GPU's memory by the time that the LLM was made, in any start; kept_bytes: what it held then; None on a
+    CPU. cache_bytes: of keys and values.
     """
 
     caches: str

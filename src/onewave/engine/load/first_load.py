@@ -85,21 +85,22 @@ def compilers(path: str, config: ModelConfig, options: LoadOptions) -> Generator
             begin_first_launch(options.device.index or 0, options.cache_dir, launchers)
         if may_run and not wanted:
             with suppress(ImportError):
-                _import_launching()
+                _import_launching(options)
         yield pool
         if may_run:
             keep_first_launch(options.cache_dir)
 
 
-def _import_launching() -> None:
+def _import_launching(options: LoadOptions) -> None:
     for module in _LAUNCHING:
         import_module(module)
     from onewave.gpu.hashes import hash_in_order
     from onewave.wave.kernel import kernel
 
     # Half a second of Python, where no process has remembered it, in which C compilers are at work.
-    await_hashes()
-    hash_in_order(kernel.wave_kernel)  # pyright: ignore[reportUnknownMemberType]
+    with options.times.phase("kernels' hashes"):
+        await_hashes()
+        hash_in_order(kernel.wave_kernel)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _may_run(path: str, config: ModelConfig, options: LoadOptions) -> bool:

@@ -6,7 +6,7 @@ SHA-256 of the rest (NumPy arrays, no pickles); what does not match is planned a
 and only a table that `verify` has proved gets there. A cache that can't be written or read is as good as none.
 
 A program in the cache also says that its kernels are compiled, so its name holds the whole configuration and the
-kernels' sources. Programs of the built-in models' shapes ship with the package (`tools/plans.py`): their names hold
+kernels' sources. Programs of the built-in models' shapes ship with the package (`tools/programs.py`): their names hold
 what planning looks at, and its sources.
 """
 

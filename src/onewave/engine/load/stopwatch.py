@@ -8,20 +8,21 @@ from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Seconds of each phase of a load, in the order in which they began. One thread's; phases do not overlap."""
+    """Seconds of each phase of a load, in the order in which they began. One thread's."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Generator[None]:
-        """Add what happens meanwhile to a phase."""
-        began = time.perf_counter()
+        """Add what happens meanwhile to a phase, but for phases within it."""
         self.seconds.setdefault(name, 0.0)
+        began, before = time.perf_counter(), sum(self.seconds.values())
         try:
             yield
         finally:
-            self.seconds[name] += time.perf_counter() - began
+            within = sum(self.seconds.values()) - before
+            self.seconds[name] += time.perf_counter() - began - within
 
 
 def in_words(seconds: float, parts: dict[str, float]) -> str:

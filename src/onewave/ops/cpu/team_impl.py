@@ -78,8 +78,8 @@ def _kept(decorator, *signature, **options):
         try:
             _drop_stale(function)
             return decorator(*signature, cache=True, **options)(function)
-        except RuntimeError:
-            # No folder: each process compiles for itself.
+        except (RuntimeError, PermissionError):
+            # No folder, or another user's stale files in it: each process compiles for itself.
             return decorator(*signature, **options)(function)
 
     return decorate

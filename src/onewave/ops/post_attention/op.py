@@ -36,11 +36,13 @@ def post_attention(
     order, policy (chain): "auto", or as in `ffn`'s chain. Raises InvalidArgumentError, ShapeError, UnsupportedError;
     WaveStalled when an earlier launch has stalled.
     """
+    if weights.next_matrix is not None:
+        weights = replace(weights, next_matrix=None)
     call = PostAttentionCall.of(
         attended=attended, residual=residual, weights=weights, eps=eps, order=order, policy=policy, backend=backend
     )
     normed, total = _run(call)
-    assert isinstance(normed, Tensor), "quantised rows: weights.next_matrix is for post_attention_rows"
+    assert isinstance(normed, Tensor)
     return normed, total
 
 
