@@ -72,6 +72,9 @@ class ScaledFormat(WeightFormat):
     codes: str
 
 
+SIX_BITS = 3
+"""The width of 6-bit matrices among MixedFormat's: their tiles are laid out as 8-bit ones', twice as wide as 4-bit
+ones'."""
 ROW_ROUNDINGS = {
     found.name: found for found in (RowRounding("int8", 1, 1, 64, 0, 127.0), RowRounding("fp8", 2, 1, 64, 0, 448.0))
 }
@@ -105,8 +108,8 @@ def name_of(found: WeightFormat | None) -> str:
 @dataclass(frozen=True)
 class MixedFormat(WeightFormat):
     """4-bit weights with others beside them. nibbles: their format. widths: matrices whose weights are twice or four
-    times as wide, 8 or 16 bits, by name. 8-bit ones have 128 for zero, or are e4m3 `floats`, and a scale for
-    `wide_group` columns, of `wide_number` bytes: 2 (float16) or 4 (float32)."""
+    times as wide, 8 or 16 bits, or beside nested ones SIX_BITS, by name. 8-bit ones have 128 for zero, or are e4m3
+    `floats`, and a scale for `wide_group` columns, of `wide_number` bytes: 2 (float16) or 4 (float32)."""
 
     nibbles: GroupRounding
     widths: tuple[tuple[str, int], ...]
@@ -121,6 +124,11 @@ class MixedFormat(WeightFormat):
     def wide_number(self) -> int:
         """Bytes of such a scale."""
         return 4 if self.floats or self.beside_rows == 8 else 2
+
+
+def times_as_wide(width: int) -> int:
+    """How many times as many bytes as 4 bits the tiles of a MixedFormat's width take."""
+    return 2 if width == SIX_BITS else width
 
 
 def mixed(nibbles: GroupRounding, widths: Mapping[str, int], *, floats: bool = False) -> MixedFormat:

@@ -17,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError
+from onewave.base.weight_formats import times_as_wide
 from onewave.models.config.model_config import ModelConfig
 from onewave.tiles.graph.builders import cuts
 from onewave.tiles.graph.graph import TileGraph
@@ -192,7 +193,7 @@ def _shape(
     # Four images of 16 sequences would spill.
     sizes = (1, 2, 4) if weight_bytes < 1 and padded <= 8 else (1, 2)
     # A tile of the widest weights is one image at least.
-    sizes = tuple(images for images in sizes if images >= max((width for _, width in widths), default=1))
+    sizes = tuple(images for images in sizes if images >= max((times_as_wide(width) for _, width in widths), default=1))
     if not sizes:
         raise UnsupportedError("one wave", got=f"weights of 16 bits among 4-bit ones for {padded} sequences")
     smallest, *larger = map(made, sizes)

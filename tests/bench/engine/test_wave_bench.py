@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from kit.models.tiny_decoders import BASE, in_float32, random_model
 from onewave.base.errors import CapacityError, InvalidArgumentError, UnsupportedError
 from onewave.base.settings import Settings
-from onewave.base.weight_formats import NIBBLES, GroupRounding
+from onewave.base.weight_formats import NIBBLES, SIX_BITS, GroupRounding
 from onewave.bench import ceilings
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
@@ -208,7 +208,8 @@ def test_random_codes_are_a_model_of_the_format(form: GroupRounding | None) -> N
 def test_the_mix_of_q4_k_m_is_llama_cpps() -> None:
     wide = dict(q4_k_m(replace(BASE, num_layers=32, layer_windows=(None,) * 32)).widths)
     more = [*range(4), 6, 9, 12, 15, 18, 21, 24, 27, *range(28, 32)]
-    assert wide == {"head": 2} | {f"{name}{layer}": 2 for layer in more for name in ("qkv", "down")}
+    widths = {"qkv": 2, "down": SIX_BITS}
+    assert wide == {"head": SIX_BITS} | {f"{name}{layer}": widths[name] for layer in more for name in widths}
     assert isinstance(
         CliRunner().invoke(app, ["bench", "wave", "--quantization", "q4_k_m", "--compact"]).exception,
         InvalidArgumentError,

@@ -13,7 +13,7 @@ from kit.operands.nested import float_rows, nested_rows
 from kit.operands.on_gpu import GPU, ON_WAVE
 from kit.operands.rounded_on_gpu import CAPACITY, step, two_layers
 from onewave.base.group_rounding import GroupedRows
-from onewave.base.weight_formats import NESTED, NIBBLES, MixedFormat, mixed
+from onewave.base.weight_formats import NESTED, NIBBLES, SIX_BITS, MixedFormat, mixed
 from onewave.engine.load.self_check import self_check
 from onewave.engine.load.sketches import sketch
 from onewave.engine.load.streamed import StreamedModel, layer_matrices
@@ -26,7 +26,7 @@ from onewave.wave.weights.row_table import RowTable
 
 pytestmark = ON_WAVE
 CONFIG = two_layers(vocab_size=4096)
-_WIDE = {"qkv0": 2, "o1": 2, "gate_up1": 2, "down0": 2, "head": 2}
+_WIDE = {"qkv0": 2, "o1": SIX_BITS, "gate_up1": SIX_BITS, "down0": 2, "down1": SIX_BITS, "head": SIX_BITS}
 FORMS = {
     "nested": mixed(NESTED, _WIDE),
     "fp8": mixed(NIBBLES[128, False], {f"{name}{layer}": 2 for name in layer_matrices(CONFIG) for layer in (0, 1)}
@@ -48,7 +48,7 @@ def held(form: MixedFormat, batch: int, workers: int) -> StreamedModel:
     sizes = {f"{name}{layer}": shape for name, shape in layer_matrices(CONFIG).items() for layer in (0, 1)}
     sizes["head"] = (CONFIG.vocab_size, CONFIG.hidden_size, 1)
     for seed, (name, (height, cols, count)) in enumerate(sizes.items()):
-        bits = 4 * dict(form.widths).get(name, 1)
+        bits = {1: 4, 2: 8, SIX_BITS: 6}[dict(form.widths).get(name, 1)]
         rows = float_rows(height * count, cols, seed=seed) if form.floats else None
         stream.put_rows(name, on_gpu(rows or nested_rows(height * count, cols, bits, seed=seed)))
     made = sketch(CONFIG, stream).weights
@@ -89,6 +89,7 @@ def test_the_gpus_kernel_unpacks_as_plain_indexing_does(name: str) -> None:
     for matrix, (height, cols, count) in (
         ("qkv0", layer_matrices(CONFIG)["qkv"]),
         ("down1", layer_matrices(CONFIG)["down"]),
+        ("o0", layer_matrices(CONFIG)["o"]),
     ):
         found = stream.unpack(stream.matrix(matrix, height, cols, count), 0, height)
         blocks = -(-height // stream.shape.rows)

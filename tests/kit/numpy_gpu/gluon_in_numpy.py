@@ -39,6 +39,8 @@ from kit.numpy_gpu.numpy_memory import (
     multiplied,
     nibbles,
     raised,
+    sixes,
+    step_numbers,
     unsigned_bytes,
     widened,
     wrapped,
@@ -292,7 +294,8 @@ class Gluon:
 
 
 _ATTEND = "attend.byte_cache attend.combine attend.streamed attend.cached attend.publish attend.attend attend.merge"
-_NAMES = f"records finish {_ATTEND} exchange hand_over widen.operands widen.groups widen.wide widen.widen load kernel"
+_WIDEN = "widen.operands widen.six_bits widen.groups widen.wide widen.widen"
+_NAMES = f"records finish {_ATTEND} exchange hand_over {_WIDEN} load kernel"
 WAVE = tuple(import_module(f"onewave.wave.kernel.{name}") for name in _NAMES.split())
 """The modules of the wave kernel."""
 
@@ -421,6 +424,8 @@ def _namespace(
         "nibbles": nibbles,
         "unsigned_bytes": unsigned_bytes,
         "both": both,
+        "step_numbers": step_numbers,
+        "sixes": sixes,
         "half_pairs": half_pairs,
         "key_pairs": key_pairs,
         "compact_numbers": compact_numbers,

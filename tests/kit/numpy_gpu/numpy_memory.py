@@ -148,6 +148,23 @@ def unsigned_bytes(words: Array) -> tuple[Array, ...]:
     return tuple(wrapped(raw[..., byte]) for byte in range(4))
 
 
+def step_numbers(words: Array, SIXTEENTHS: int) -> tuple[Array, ...]:
+    """What operands.step_numbers says in PTX."""
+    raw = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4).astype(np.float32) - np.float32(128)
+    return tuple(wrapped(raw[..., at] / np.float32(16 if SIXTEENTHS and at % 2 == 0 else 1)) for at in range(4))
+
+
+def sixes(first: Array, second: Array, third: Array, DTYPE: Any) -> tuple[Array, ...]:
+    """What six_bits.sixes says in PTX."""
+    halves = [np.ascontiguousarray(word).view(np.uint16).reshape(*word.shape, 2) for word in (first, second, third)]
+    one, two, three = (half.astype(int) for half in halves)
+    pairs = [word >> shift & 63 for word in (one, two, three) for shift in (0, 6)]
+    pairs += [one >> 12 | (three >> 12 & 3) << 4, two >> 12 | (three >> 14) << 4]
+    unit = 2.0**-24 if DTYPE is np.float16 else 2.0**-133
+    made = [((pair - 32) * unit).astype(DTYPE).view(np.int16) for pair in pairs]
+    return tuple(wrapped(pair[..., column]) for pair in made for column in range(2))
+
+
 def both(words: Array) -> tuple[Array, ...]:
     """What nibble_values.both says in PTX."""
     raw = np.ascontiguousarray(words).view(np.int16).reshape(*words.shape, 2)

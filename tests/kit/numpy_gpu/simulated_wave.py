@@ -21,6 +21,7 @@ from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
 from onewave.wave.plan.layout import TILE_BYTES
 from onewave.wave.weights.formats.nested import NestedTiles
+from onewave.wave.weights.formats.six_bits import SixTiles
 from onewave.wave.weights.formats.wide import FloatTiles
 from onewave.wave.weights.pack import WeightStream
 
@@ -60,7 +61,7 @@ class Simulated:
         for name, weight in wave_weights(model).items():
             form = stream.format_of(name)
             rows, cols = len(weight.matrices[0]) * len(weight.matrices), weight.matrices[0].shape[1]
-            if isinstance(form, NestedTiles):
+            if isinstance(form, NestedTiles | SixTiles):
                 stream.put_rows(name, nested_rows(rows, cols, form.bits, seed=rows))
             elif isinstance(form, FloatTiles):
                 stream.put_rows(name, float_rows(rows, cols, seed=rows))

@@ -14,7 +14,7 @@ def executed(text: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     like = next(iter(inputs.values()))
 
     def value(name: str) -> np.ndarray:
-        return registers[name] if name in registers else np.full_like(like, int(name, 0))
+        return registers[name] if name in registers else np.full_like(like, int(re.sub("^0f", "0x", name), 0))
 
     for line in text.splitlines():
         if line in ("{", "}") or line.startswith(".reg "):
@@ -56,6 +56,8 @@ def _made(op: str, sources: list[np.ndarray]) -> np.ndarray:
         kind = ml_dtypes.bfloat16 if op == "add.rn.bf16x2" else np.float16
         first, second = (np.ascontiguousarray(x).view(kind).astype(np.float64) for x in (a, b))
         return (first - second if op.startswith("sub") else first + second).astype(kind).view(np.uint32)
+    if op == "add.rn.f32":
+        return (np.ascontiguousarray(a).view(np.float32) + np.ascontiguousarray(b).view(np.float32)).view(np.uint32)
     if op == "lop3.b32":
         assert (sources[3] == 0xEA).all()  # (a and b) or c
         return a & b | sources[2]

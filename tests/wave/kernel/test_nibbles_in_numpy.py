@@ -9,7 +9,7 @@ import torch
 
 from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, random_model
 from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, Simulated, assert_batch_invariant, assert_error_rule
-from onewave.base.weight_formats import NESTED, NIBBLES, GroupRounding, mixed
+from onewave.base.weight_formats import NESTED, NIBBLES, SIX_BITS, GroupRounding, mixed
 from onewave.engine.load.rounded import round_weights
 from onewave.engine.load.streamed import layer_matrices
 from onewave.models import llama_plan
@@ -98,8 +98,9 @@ def of_stream(model: Llama, stream: WeightStream) -> Llama:
         (NIBBLES[32, True], 8, {"head": 2, "o0": 4, "qkv0": 2}),
         (NIBBLES[64, True], 1, {"head": 2, "gate_up0": 2}),
         (NIBBLES[32, False], 2, {"down0": 2, "qkv0": 4}),
-        (NESTED, 1, {"head": 2, "qkv0": 2}),
-        (NESTED, 4, {"down0": 2, "o0": 4}),
+        (NESTED, 1, {"head": 2, "qkv0": 2, "down0": SIX_BITS}),
+        (NESTED, 4, {"down0": 2, "o0": 4, "head": SIX_BITS}),
+        (NESTED, 16, {"down0": SIX_BITS, "gate_up0": SIX_BITS}),
     ],
     ids=lambda given: getattr(given, "name", ""),
 )

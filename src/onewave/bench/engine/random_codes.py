@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from onewave.base.group_rounding import GroupedRows
-from onewave.base.weight_formats import NESTED, GroupRounding, MixedFormat, mixed
+from onewave.base.weight_formats import NESTED, SIX_BITS, GroupRounding, MixedFormat, mixed
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.sketches import sketch
 from onewave.engine.load.streamed import StreamedModel, layer_matrices
@@ -22,14 +22,14 @@ Q4_K_M = "q4_k_m"
 
 def q4_k_m(config: ModelConfig) -> MixedFormat:
     """What the stream makes of llama.cpp's Q4_K_M: half of the layers' value and `down` matrices, and the head, are
-    Q6_K, all others Q4_K. A layer's queries, keys and values are one matrix here, as wide as the widest of them.
+    Q6_K, all others Q4_K. A layer's queries, keys and values are one matrix here: of both types it has eight bits.
 
     Source: llama.cpp's llama-quant.cpp, use_more_bits.
     """
     layers = config.num_layers
     eighth = layers // 8
     more = [i for i in range(layers) if i < eighth or i >= 7 * layers // 8 or (i - eighth) % 3 == 2]
-    widths = {f"{name}{index}": 2 for index in more for name in ("qkv", "down")} | {"head": 2}
+    widths = {f"qkv{index}": 2 for index in more} | {f"down{index}": SIX_BITS for index in more} | {"head": SIX_BITS}
     return replace(mixed(NESTED, widths), name=Q4_K_M)
 
 
@@ -71,12 +71,13 @@ def _rows(count: int, cols: int, form: GroupRounding | MixedFormat, width: int, 
     def whole(low: int, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(low, high, shape, generator=dice, device=dice.device, dtype=torch.uint8)
 
-    group = (128 if width == 1 else 32) if nibbles.nested else nibbles.group
+    group = (32 if width == 2 else 128) if nibbles.nested else nibbles.group
     scales = torch.rand(count, -(-cols // group), generator=dice, device=dice.device).add_(0.5).half()
     row_scales = torch.full((count,), 2.0 ** (-13 if nibbles.nested else -8), device=dice.device)
-    if width == 2:  # as of Q6_K: 64 codes around 128, and a scale for each 16 columns
+    if width > 1:
         steps = whole(32, 64, count, -(-cols // 32), 2).view(torch.int8)
-        return GroupedRows(whole(96, 160, count, cols), scales, torch.zeros_like(scales), row_scales / 4, steps)
+        zero, minima = (32, None) if width == SIX_BITS else (128, torch.zeros_like(scales))
+        return GroupedRows(whole(zero - 32, zero + 32, count, cols), scales, minima, row_scales / 4, steps)
     steps = whole(32, 64, count, -(-cols // 32), 1).view(torch.int8).expand(-1, -1, 2) if nibbles.nested else None
     minima = scales * -7.5 if nibbles.minima else None
     return GroupedRows(whole(0, 16, count, cols), scales, minima, row_scales, steps)

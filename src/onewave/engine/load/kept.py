@@ -19,7 +19,7 @@ from torch import Tensor
 from onewave.base.errors import OutOfReachError, UnsupportedError
 from onewave.base.group_rounding import GroupedRows, held_rows, stacked_rows
 from onewave.base.grouped import Code, Codes, Floats, GroupedMatrix, GroupFormat, GroupNumbers, Offset
-from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, MixedFormat, mixed
+from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, SIX_BITS, MixedFormat, mixed, times_as_wide
 from onewave.engine.load.checkpoint import PLAIN_TYPES, ModelParts
 from onewave.engine.load.streamed import layer_matrices
 from onewave.models.config.model_config import ModelConfig
@@ -49,7 +49,7 @@ def kept_format(parts: ModelParts, config: ModelConfig, *, batch: int) -> MixedF
     best, least = None, sum(sizes.values()) * COMPACT.weight_bytes
     for form in _KINDS:
         widths = {name: _width(pieces, form) for name, pieces in found.items()}
-        size = sum(form.weight_bytes * widths[name] * sizes[name] for name in found)
+        size = sum(form.weight_bytes * times_as_wide(widths[name]) * sizes[name] for name in found)
         if size < least and (batch <= 8 or 4 not in widths.values()):
             wide = {name: width for name, width in widths.items() if width > 1}
             best, least = mixed(form.nibbles, wide, floats=form.floats), size
@@ -76,9 +76,11 @@ def _place(name: str) -> tuple[int | None, str]:
 def _width(forms: Iterable[GroupFormat | None], chosen: MixedFormat) -> int:
     """The narrowest width that holds all pieces of a matrix exactly."""
     pieces = list(forms)
-    if all(form is not None and _fits_nibbles(form, chosen) for form in pieces):
-        return 1
-    return 2 if all(form is not None and _fits_bytes(form, chosen) for form in pieces) else 4
+
+    def holds(width: int) -> bool:
+        return all(form is not None and _FITS[width](form, chosen) for form in pieces)
+
+    return next(filter(holds, _FITS), 4)
 
 
 def _fits_nibbles(form: GroupFormat, chosen: MixedFormat) -> bool:
@@ -100,6 +102,15 @@ def _fits_bytes(form: GroupFormat, chosen: MixedFormat) -> bool:
     number = chosen.wide_number == 4 or (form.nested is None and form.number != "F32")
     signed = form.code is Code.SIGNED and form.offset is Offset.NONE
     return signed and _divides(form.group, chosen.wide_group) and number
+
+
+def _fits_six_bits(form: GroupFormat, chosen: MixedFormat) -> bool:
+    whole = form.code is Code.SIGNED and form.bits <= 6 and form.number != "F32" and form.offset is Offset.NONE
+    return chosen.nibbles.nested and whole and _divides(form.group, 16) and _divides(form.nested or form.group, 128)
+
+
+_FITS = {1: _fits_nibbles, SIX_BITS: _fits_six_bits, 2: _fits_bytes}
+"""Which groups a width holds, the narrowest first."""
 
 
 def _divides(group: int | None, columns: int) -> bool:
@@ -195,7 +206,7 @@ def _rows(pieces: Sequence[GroupedMatrix], stream: WeightStream, width: int, *, 
     for piece in pieces:
         if piece.columns is not None:
             raise OutOfReachError("weights", got="another order of columns in some matrices")
-        if _width((piece.format,), form) > width:  # the plan has looked at one matrix of each of the file's types
+        if not _FITS[width](piece.format, form):  # the plan has looked at one matrix of each of the file's types
             raise OutOfReachError("weights", got="matrices of one type with and without zero points")
         rows, exact = (_nested if form.nibbles.nested else _plain)(piece, form, width, stream.device)
         stream.reached &= exact
@@ -220,7 +231,7 @@ def _plain(piece: GroupedMatrix, form: MixedFormat, width: int, device: torch.de
 def _nested(piece: GroupedMatrix, form: MixedFormat, width: int, device: torch.device) -> tuple[GroupedRows, Tensor]:
     """Hold a piece with scales and minima that are integers times shared ones (formats/nested.py)."""
     own, cols = piece.format, piece.shape[1]
-    shared, columns = own.nested or own.group, 128 if width == 1 else 32
+    shared, columns = own.nested or own.group, 32 if width == 2 else 128
 
     def base(numbers: GroupNumbers) -> Tensor:
         return _spread(numbers.base, shared, columns, cols, device)
@@ -235,10 +246,12 @@ def _nested(piece: GroupedMatrix, form: MixedFormat, width: int, device: torch.d
     codes = torch.as_tensor(piece.codes).to(device).short()
     # A code's zero, and what is added to codes to lie in a tile: 128 stands for zero in eight bits.
     zero = 128 if own.bits == 8 and own.code is Code.UNSIGNED else 0
-    added = (8 if own.code is Code.SIGNED else 0) if width == 1 else 128 - zero
+    added = {1: 8 if own.code is Code.SIGNED else 0, SIX_BITS: 32}.get(width, 128 - zero)
     scales, down = base(piece.scales), of_second
     if piece.minima is not None:
         minima, down = -base(piece.minima), steps(piece.minima.steps, 32)
+    elif width == SIX_BITS:
+        minima = None
     elif piece.zero_points is not None or added == 8:
         points = added if piece.zero_points is None else steps(piece.zero_points, 32)
         minima, down = scales, (zero - points) * up

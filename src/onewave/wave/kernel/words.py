@@ -15,11 +15,13 @@ from typing import Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from onewave.base.weight_formats import SIX_BITS
 from onewave.wave.plan.layout import LIST_WORDS, STEP_WORDS, TILE_BYTES, TILE_VALUES
 from onewave.wave.plan.steps import Flag, Kind, Place, Word
 
 RECORD_SIZE = gl.constexpr(STEP_WORDS)
 LIST_SIZE = gl.constexpr(LIST_WORDS)
+SIX = gl.constexpr(SIX_BITS)
 
 
 class Numbers(gl.constexpr):
@@ -94,6 +96,12 @@ def is_nested(FORMAT) -> int:
 def is_mixed(FORMAT) -> int:
     """Whether steps on 4-bit weights have others beside them: 8-bit ones with a scale a group, and 16-bit ones."""
     return int(FORMAT >= 16)
+
+
+@gluon.jit
+def times_of(width):
+    """How many times as many bytes a weight takes as the launch's narrowest: TileShape.of_width."""
+    return gl.where(width == SIX, 2, width)
 
 
 @gluon.constexpr_function

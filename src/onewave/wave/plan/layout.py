@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from onewave.base.errors import UnsupportedError
-from onewave.base.weight_formats import COMPACT_BYTES
+from onewave.base.weight_formats import COMPACT_BYTES, times_as_wide
 
 TILE_VALUES = 8192
 """Values of operand A [64, 128]."""
@@ -90,11 +90,12 @@ class TileShape:
         return self.tile_bytes // 128
 
     def of_width(self, width: int) -> TileShape:
-        """The tiling of a matrix whose weights are so many times as wide: as many bytes a tile, of fewer columns."""
+        """The tiling of a matrix of that MixedFormat's width: as many bytes a tile, of fewer columns."""
         if width == 1:
             return self
-        images, chunk = self.images // width, self.chunk * width
-        return replace(self, images=images, chunk=chunk, weight_bytes=self.weight_bytes * width)
+        times = times_as_wide(width)
+        images, chunk = self.images // times, self.chunk * times
+        return replace(self, images=images, chunk=chunk, weight_bytes=self.weight_bytes * times)
 
     @property
     def quarters(self) -> int:

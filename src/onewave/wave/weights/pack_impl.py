@@ -17,6 +17,7 @@ MINIMA     whether groups have minima (False, True)
 NUMBER     type of scales and minima (float16, float32)
 FLOATS     whether eight bits are e4m3 numbers, in pairs
 NESTED     whether scales and minima are nested (formats/nested.py)
+TILE       bytes of a tile
 BESIDE     bytes of an image's scales and minima
 """
 
@@ -193,12 +194,12 @@ def _nested(beside, image, row_at, column, code, BITS: tl.constexpr, IMAGES: tl.
     pairs = beside.to(tl.pointer_type(tl.int16)) + image * ROWS + row_at
     if BITS == 4:
         scale, least = tl.load(numbers + 2 * part).to(tl.float32), tl.load(numbers + 2 * part + 64).to(tl.float32)
-        pair = tl.load(pairs + group // 2 * part + group % 2 * 64).to(tl.int32)
+        pair = tl.load(pairs + group // 2 * part + group % 2 * 64)
     else:
         scale = tl.load(numbers + group * 64).to(tl.float32)
         least = tl.load(numbers + part + group * 64).to(tl.float32)
-        pair = tl.load(pairs + 2 * part + group * 64).to(tl.int32)
-    return _nested_value(code, column, scale, least, pair, BITS)
+        pair = tl.load(pairs + 2 * part + group * 64)
+    return _nested_value(code, column, scale, least, (pair ^ -32640).to(tl.int32), BITS)  # 128 less in either byte
 
 
 @triton.jit
@@ -208,6 +209,34 @@ def _nested_value(code, column, scale, least, pair, BITS: tl.constexpr):
         code -= 128
         up = tl.where((column // 16 % 2 == 1) & (least == 0), down, up)
     return code.to(tl.float32) * (scale * up.to(tl.float32)) + least * down.to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["height", "first_block", "tiles", "first_row"])
+def _unpack_sixes_kernel(
+    stream, places, scales, out, height, cols, first_block, tiles, first_row,
+    R: tl.constexpr, COUNT: tl.constexpr, TILE: tl.constexpr, IMAGES: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    number, image = tl.program_id(0) // IMAGES, tl.program_id(0) % IMAGES
+    place = tl.program_id(1) * PART + tl.arange(0, PART)
+    line, column = place // 128, place % 128
+    tile = stream + tl.load(places + first_block * tiles + number).to(tl.int64) * TILE
+    # The order of six_bits.six_images.
+    rows, half, pair = line // 16 * 8 + line % 8, line // 8 % 2, column // 8 % 4 * 2 + line // 8 % 2
+    at = ((rows * 4 + column // 2 % 4) * 4 + column // 32) * 2 + column % 2
+    words = (tile + image * 6144).to(tl.pointer_type(tl.int16)) + at
+    code = tl.load(words + tl.where(pair < 6, pair // 2, pair - 6) * 1024).to(tl.int32)
+    third = tl.load(words + 2048).to(tl.int32)
+    code = tl.where(pair < 6, code >> (pair % 2 * 6) & 63, code >> 12 & 15 | (third >> (pair * 2) & 3) << 4)
+    step = tl.load(tile + IMAGES * 6144 + image * 512 + rows * 16 + column // 32 * 4 + half * 2 + column // 16 % 2)
+    scale = tl.load((tile + IMAGES * 7168 + image * 128).to(tl.pointer_type(tl.float16)) + rows * 2 + half)
+    whole = (first_block + number // tiles) * R + line % R
+    value = (code - 32).to(tl.float32) * (scale.to(tl.float32) * (step.to(tl.int32) - 128).to(tl.float32))
+    value *= tl.load(scales + whole)
+    matrix, row = whole % COUNT, whole // COUNT - first_row
+    column += (number % tiles * IMAGES + image) * (8192 // R) + line // R * 128
+    inside = (row >= 0) & (row < height) & (column < cols)
+    target = out + (matrix.to(tl.int64) * height + row) * cols + column
+    tl.store(target, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["cols"])
@@ -303,6 +332,17 @@ def look_up_rows(table: RowTable, ids: Tensor, out: Tensor) -> None:
 def unpack_nested(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, bits: int) -> None:
     """Dequantise rows of nested formats of four or eight bits, likewise."""
     _unpack_groups(tiles, places, part, shape, BITS=bits, GROUP=32, MINIMA=True, NUMBER=tl.float16, NESTED=True)
+
+
+def unpack_sixes(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape) -> None:
+    """Dequantise rows of 6-bit weights, likewise."""
+    _, height, cols = part.out.shape
+    count = -(-cols // shape.cols)
+    launch_kernel(
+        _unpack_sixes_kernel, (part.blocks * count * shape.images, _PARTS),
+        tiles.images, places, tiles.scales, part.out, height, cols, part.first_block, count, part.first_row,
+        R=shape.rows, COUNT=part.count, TILE=shape.tile_bytes, IMAGES=shape.images, PART=8192 // _PARTS, num_warps=4,
+    )  # fmt: skip
 
 
 def _unpack_groups(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, **constants: Any) -> None:

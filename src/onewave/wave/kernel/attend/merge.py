@@ -17,7 +17,7 @@ from onewave.wave.kernel.finish import bits16, to_float
 from onewave.wave.kernel.records import record_word
 from onewave.wave.kernel.spin import poll_splits
 from onewave.wave.kernel.widen.byte_values import raised
-from onewave.wave.kernel.words import WORD, is_mixed
+from onewave.wave.kernel.words import WORD, is_mixed, times_of
 from onewave.wave.plan.layout import MAX_SPLITS, POLLED_SPLITS
 
 _MAX_SPLITS = gl.constexpr(MAX_SPLITS)
@@ -50,7 +50,7 @@ def load_merged(step, site, chunks, chunks_before, activations, c):
         rows = activations.places.index(place)._reinterpret(gl.int32, [c.PC // T, Q, T * 64], STORED)
         images = record_word(record, WORD.TILES) * c.IMAGES
         if is_mixed(c.FORMAT):
-            images = images // gl.maximum(record_word(record, WORD.WIDTH), 1)
+            images = images // times_of(gl.maximum(record_word(record, WORD.WIDTH), 1))
         tiles = gl.minimum(images - chunk * c.PC, c.PC)
         for piece in range((tiles + T - 1) // T):
             # Between two pieces' stores, which Triton takes for overlapping; here rather than after the poll.

@@ -23,8 +23,9 @@ from onewave.wave.kernel.attend.streamed import skip_tiles
 from onewave.wave.kernel.hand_over import next_slot
 from onewave.wave.kernel.widen.nibble_values import nibbles
 from onewave.wave.kernel.widen.operands import activations, operand, scales_of, steps_of
+from onewave.wave.kernel.widen.six_bits import add_six_tiles
 from onewave.wave.kernel.widen.wide import add_float_tile, add_half_tile, add_nested_tile, add_wide_tile
-from onewave.wave.kernel.words import group_of, has_floats, has_minima, is_mixed, is_nested, scale_rows
+from onewave.wave.kernel.words import SIX, group_of, has_floats, has_minima, is_mixed, is_nested, scale_rows
 
 # The bits of the smallest subnormal number, the unit of nibbles.
 _ONE = gl.constexpr(1)
@@ -32,24 +33,28 @@ _ONE = gl.constexpr(1)
 
 @gluon.jit
 def multiply_groups(accs, tiles, blocks, chunk, x, at, ring, c):
-    """Add to the sums of up to G row blocks their products with one chunk of activations, two blocks at a time.
+    """Add to the sums of up to G row blocks their products with one chunk of activations, two blocks at a time, but
+    for 8-bit and 16-bit ones.
 
     Two blocks share the activations' loads, and what waiting for tiles and freeing their slots costs. All take turns in
-    one loop, whose code the instruction cache holds. accs: of four blocks. tiles: of a block in the chunk, and of a
-    whole chunk. blocks: how many there are still. at: slot and phase. Returns the sums, and the next slot and phase.
+    one loop, whose code the instruction cache holds. accs: of four blocks. tiles: of a block in the chunk, and their
+    width (MixedFormat). blocks: how many there are still. at: slot and phase. Returns the sums, and the next slot and
+    phase.
     """
     acc0, acc1, acc2, acc3 = accs
-    count, share = tiles
+    count, width = tiles
     slot, phase = at
     for pair in range(c.G // 2):
         first = gl.where(chunk > 0, acc0, 0.0)
         second = gl.where(chunk > 0, acc1, 0.0)
         left = blocks - 2 * pair
-        if (left > 1) & (share == c.PC // c.IMAGES):
-            first, second, slot, phase = add_two((first, second), count, x, slot, phase, ring, c)
+        if (left > 1) & (width == 1):
+            first, second, slot, phase = add_two((first, second), count, x, (slot, phase), ring, add_tiles, c)
+        elif is_nested(c.FORMAT) & (left > 1) & (width == SIX):
+            first, second, slot, phase = add_two((first, second), count, x, (slot, phase), ring, add_six_tiles, c)
         else:
-            first, slot, phase = add_one(first, gl.where(left > 0, count, 0), share, x, (slot, phase), ring, c)
-            second, slot, phase = add_one(second, gl.where(left > 1, count, 0), share, x, (slot, phase), ring, c)
+            first, slot, phase = add_one(first, gl.where(left > 0, count, 0), width, x, (slot, phase), ring, c)
+            second, slot, phase = add_one(second, gl.where(left > 1, count, 0), width, x, (slot, phase), ring, c)
         if c.G == 4:
             acc0 = acc2
             acc1 = acc3
@@ -62,14 +67,18 @@ def multiply_groups(accs, tiles, blocks, chunk, x, at, ring, c):
 
 
 @gluon.jit
-def add_two(accs, count, x, slot, phase, ring, c):
-    """Add the products of two row blocks' `count` tiles each, of the first block and then of the second in the ring."""
+def add_two(accs, count, x, at, ring, add: gl.constexpr, c):
+    """Add the products of two row blocks' `count` tiles each, of the first block and then of the second in the ring.
+
+    add: what adds a tile of each: add_tiles, or another of the same arguments.
+    """
     first, second = accs
+    slot, phase = at
     later, later_phase = skip_tiles(slot, phase, count, c.S)
     for tile in range(count):
         mbarrier.wait(ring.full.index(slot), phase)
         mbarrier.wait(ring.full.index(later), later_phase)
-        first, second = add_tiles((first, second), (slot, later), tile, x, ring.places, c)
+        first, second = add((first, second), (slot, later), tile, x, ring.places, c)
         fence_async_shared()  # as in kernel.multiply_held
         gl.thread_barrier()
         mbarrier.arrive(ring.empty.index(slot), count=1)
@@ -81,21 +90,24 @@ def add_two(accs, count, x, slot, phase, ring, c):
 
 
 @gluon.jit
-def add_one(acc, count, share, x, at, ring, c):
-    """Add the products of one row block's tiles. share: of a chunk, by which they are 4-bit tiles or wider ones."""
+def add_one(acc, count, width, x, at, ring, c):
+    """Add the products of one row block's tiles of a width."""
     slot, phase = at
     for tile in range(count):
         mbarrier.wait(ring.full.index(slot), phase)
         if is_mixed(c.FORMAT):
-            if share == c.PC // c.IMAGES:
+            if width == 1:
                 (acc,) = add_tiles((acc,), (slot,), tile, x, ring.places, c)
-            elif share == 2 * (c.PC // c.IMAGES):
+            elif width == 2:
                 if has_floats(c.FORMAT):
                     acc = add_float_tile(acc, tile, x, slot, ring.places, c)
                 elif is_nested(c.FORMAT):
                     acc = add_nested_tile(acc, tile, x, slot, ring.places, c)
                 else:
                     acc = add_wide_tile(acc, tile, x, slot, ring.places, c)
+            elif width == SIX:
+                if is_nested(c.FORMAT):
+                    (acc,) = add_six_tiles((acc,), (slot,), tile, x, ring.places, c)
             else:
                 if c.IMAGES == 4:
                     acc = add_half_tile(acc, tile, x, slot, ring.places, c)
@@ -115,9 +127,11 @@ def add_tiles(accs, slots, tile, x, rings, c):
 
     slots: of the tiles. rings: places of values and of scales.
     """
-    if is_nested(c.FORMAT):  # whose code is twice as long: unrolled, registers would spill
-        for image in range(c.IMAGES):
-            accs = add_images(accs, slots, tile, image, x, rings, c)
+    if is_nested(c.FORMAT):  # half of them at a time, whose code is twice as long: all would spill
+        TOGETHER: gl.constexpr = max(c.IMAGES // 2, 1)
+        for turn in range(c.IMAGES // TOGETHER):
+            for image in gl.static_range(TOGETHER):
+                accs = add_images(accs, slots, tile, turn * TOGETHER + image, x, rings, c)
     else:
         for image in gl.static_range(c.IMAGES):
             accs = add_images(accs, slots, tile, image, x, rings, c)
@@ -163,20 +177,24 @@ def add_nested_groups(acc, products, ones, image, ring, slot, c):
     scale and a minimum of all.
     """
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    WORDS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     numbers = ring.index(slot * 3 + 2)._reinterpret(gl.float16, [c.IMAGES * 2, 4, 8, 2], PLAIN)
     scale = scales_of(numbers.index(image * 2), acc)
     least = scales_of(numbers.index(image * 2 + 1), acc)
+    sums = gl.zeros_like(acc)
+    offsets = gl.zeros_like(acc)
     for group in gl.static_range(4):
-        steps = ring.index(slot * 3 + group // 2)._reinterpret(gl.int16, [c.IMAGES * 2, 4, 8, 2], PLAIN)
-        up, down = steps_of(steps.index(image * 2 + group % 2), acc)
-        acc += (scale * up) * products[group]
-        acc += (least * down) * ones[group]
-    return acc
+        steps = ring.index(slot * 3 + group // 2)._reinterpret(gl.int32, [c.IMAGES * 2, 4, 8], WORDS)
+        up, down = steps_of(steps.index(image * 2 + group % 2), acc, group > 1)
+        sums += up * products[group]
+        offsets += down * ones[group]
+    return acc + scale * sums + least * offsets
 
 
 @gluon.jit
 def image_products(words, first, second, acc, c):
-    """Sum nibbles (less 8 without minima) times activations, group by group: a tuple, each as acc.
+    """Sum nibbles (less 8 without minima) times activations, group by group: a tuple, each as acc. Of nested ones the
+    second half is sixteen times as large.
 
     words: int32 [32, 32] in shared memory. first, second: activations of either half of the columns, operand B.
     """
@@ -184,6 +202,7 @@ def image_products(words, first, second, acc, c):
     A: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     PARTS: gl.constexpr = acc.shape[0]
     SIGNED: gl.constexpr = 1 - has_minima(c.FORMAT)
+    UPPER: gl.constexpr = 1.0 if is_nested(c.FORMAT) else 0.0625
     zero = gl.zeros_like(acc)
     if group_of(c.FORMAT) == 32:
         b00, b01 = halves(first)
@@ -193,8 +212,8 @@ def image_products(words, first, second, acc, c):
         return (
             mma_v2(low0, b00, zero),
             mma_v2(low1, b01, zero),
-            mma_v2(high0, b10, zero) * 0.0625,
-            mma_v2(high1, b11, zero) * 0.0625,
+            mma_v2(high0, b10, zero) * UPPER,
+            mma_v2(high1, b11, zero) * UPPER,
         )
     else:
         low, high = operands(words.load(WORDS), A, PARTS, SIGNED, c.DTYPE)

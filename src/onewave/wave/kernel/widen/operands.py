@@ -6,6 +6,25 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 
+def _steps(first: str) -> str:
+    """PTX of four bytes' numbers. A byte in the lowest bits of a float32 with an exponent of 23 is added to 2^23, and
+    taken away is 2^23 + 128: faster than a conversion. first: the exponent's byte of the first and third number."""
+    magic = (first, "4B") * 2
+    lines = [
+        line
+        for at, top in enumerate(magic)
+        for line in (
+            f"prmt.b32 x, $4, 0x{top}000000, 0x765{at};",
+            f"add.rn.f32 ${at}, x, 0f{int(top, 16) | 128:X}000080;",
+        )
+    ]
+    return "\n".join(["{", ".reg .b32 x;", *lines, "}"])
+
+
+_STEPS, _SIXTEENTHS = gl.constexpr(_steps("4B")), gl.constexpr(_steps("49"))
+_FLOATS = gl.constexpr((gl.float32,) * 4)
+
+
 @gluon.jit
 def activations(x, acc):
     """Load activations, [PARTS, N / PARTS, 64] in shared memory, as operand B of acc's product."""
@@ -47,14 +66,34 @@ def beside_rows(numbers, acc):
     return gl.expand_dims(gl.convert_layout(rows, gl.SliceLayout(2, acc.type.layout), assert_trivial=True), 2)
 
 
-@gluon.jit
-def steps_of(steps, acc):
-    """Load two integers for each row of A as scales_of loads scales. steps: int16, of two signed bytes each."""
-    words = rows_loaded(steps).to(gl.int32)
-    return beside_rows(small_integer(words), acc), beside_rows(small_integer(words >> 8), acc)
+@gluon.constexpr_function
+def _rows_in_threads():
+    """The layout of a word for 8 rows of A and the ones 8 below, [4, 8], in each thread that has these rows' sums."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[],
+        lane_bases=[[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]],
+        warp_bases=[[1, 0], [2, 0]],
+        block_bases=[],
+        shape=[4, 8],
+    )
 
 
 @gluon.jit
-def small_integer(words):
-    """Convert the signed lowest byte of each word to float32; an addition is faster than the conversion."""
-    return (((words & 255) ^ 0x4B000080).to(gl.float32, bitcast=True)) - 8388736.0  # 2^23 + 128
+def steps_of(steps, acc, SIXTEENTHS: gl.constexpr = False):
+    """Load two integers for each row of A as scales_of loads scales. steps: int32 [4, 8], of step_numbers' words."""
+    return steps_beside(steps.load(_rows_in_threads()), acc, SIXTEENTHS)
+
+
+@gluon.jit
+def steps_beside(words, acc, SIXTEENTHS: gl.constexpr = False):
+    """Put two integers for each row of A, of words for 8 rows and the ones 8 below, beside acc."""
+    first, second, first_below, second_below = step_numbers(words, SIXTEENTHS)
+    return beside_rows(gl.join(first, first_below), acc), beside_rows(gl.join(second, second_below), acc)
+
+
+@gluon.jit
+def step_numbers(words, SIXTEENTHS: gl.constexpr):
+    """Convert each word's four bytes, less 128, to float32: two of a row, then of the row 8 below. SIXTEENTHS: the
+    first of either are a sixteenth, as numbers of nibbles in the upper bits want it."""
+    TEXT: gl.constexpr = _SIXTEENTHS if SIXTEENTHS else _STEPS
+    return gl.inline_asm_elementwise(TEXT, "=f,=f,=f,=f,r", [words], dtype=_FLOATS, is_pure=True, pack=1)

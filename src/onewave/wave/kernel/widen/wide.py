@@ -54,10 +54,11 @@ def add_nested_tile(acc, tile, x, slot, rings, c):
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     IMAGES: gl.constexpr = c.IMAGES // 2
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    STEPS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     values = rings[0].index(slot)._reinterpret(gl.int32, [IMAGES * 2, 32, 32], STORED)
     scales = rings[1].index(slot * 3)._reinterpret(gl.float16, [IMAGES * 4, 4, 8, 2], PLAIN)
     minima = rings[1].index(slot * 3 + 1)._reinterpret(gl.float16, [IMAGES * 4, 4, 8, 2], PLAIN)
-    steps = rings[1].index(slot * 3 + 2)._reinterpret(gl.int16, [IMAGES * 4, 4, 8, 2], PLAIN)
+    steps = rings[1].index(slot * 3 + 2)._reinterpret(gl.int32, [IMAGES * 4, 4, 8], STEPS)
     for half in range(2 * IMAGES):  # not unrolled: an 8B's step of Q4_K_M took 2.62 ms instead of 2.47
         words = values.index(half)
         b = activations(x.index(tile * (2 * IMAGES) + half), acc)

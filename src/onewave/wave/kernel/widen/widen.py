@@ -25,7 +25,7 @@ from onewave.wave.kernel.hand_over import hand_over, hand_over_one, next_slot, p
 from onewave.wave.kernel.widen.byte_values import widened
 from onewave.wave.kernel.widen.compact_values import compact_numbers, listed_numbers
 from onewave.wave.kernel.widen.groups import multiply_groups
-from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, WORD, is_mixed
+from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, WORD, is_mixed, times_of
 
 
 @gluon.jit
@@ -82,9 +82,11 @@ def multiply_byte_steps(steps, num_steps, sequences, ring, activations, results,
     for step in range(num_steps):
         record = steps + step * RECORD_SIZE
         kind, blocks, tiles, chunks = product_of(record)
+        width = 1
         share = TILES
         if is_mixed(c.FORMAT):
-            share = TILES * gl.maximum(gl.load(record + WORD.WIDTH), 1)
+            width = gl.maximum(gl.load(record + WORD.WIDTH), 1)
+            share = TILES * times_of(width)
         if c.STREAMS:
             if kind == KIND.ATTEND:
                 known = tiles_of_keys(record, tiles, known, sequences, c)
@@ -104,7 +106,7 @@ def multiply_byte_steps(steps, num_steps, sequences, ring, activations, results,
                         slot, phase = skip_block(slot, phase, there, c.S)
                 if c.FORMAT > 3:
                     acc0, acc1, acc2, acc3, slot, phase = multiply_groups(
-                        (acc0, acc1, acc2, acc3), (count, share), blocks - block, chunk, x, (slot, phase), ring, c
+                        (acc0, acc1, acc2, acc3), (count, width), blocks - block, chunk, x, (slot, phase), ring, c
                     )
                 elif c.MULTIPLIERS == 1:
                     acc0, slot, phase = multiply_bytes(acc0, count, chunk, x, slot, phase, ring, c)

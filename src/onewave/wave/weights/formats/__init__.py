@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from onewave.base.weight_formats import COMPACT, GroupRounding, MixedFormat, RowRounding, WeightFormat
+from onewave.base.weight_formats import COMPACT, SIX_BITS, GroupRounding, MixedFormat, RowRounding, WeightFormat
 from onewave.wave.plan.layout import TileShape
 from onewave.wave.weights.formats.compact_words import CompactTiles
 from onewave.wave.weights.formats.group_nibbles import NibbleTiles
 from onewave.wave.weights.formats.nested import NestedTiles
 from onewave.wave.weights.formats.plain import PlainTiles
 from onewave.wave.weights.formats.row_bytes import ByteTiles
+from onewave.wave.weights.formats.six_bits import SixTiles
 from onewave.wave.weights.formats.tile_format import TileFormat, Tiles
 from onewave.wave.weights.formats.wide import FloatTiles, HalfTiles, WideTiles
 
@@ -23,6 +24,8 @@ def tile_format(form: WeightFormat | None, shape: TileShape, dtype: torch.dtype,
     assert shape.weight_bytes == (2 if form is None else form.weight_bytes)
     own = shape.of_width(width)
     if isinstance(form, MixedFormat):
+        if width == SIX_BITS:
+            return SixTiles(form, own, dtype)
         if form.nibbles.nested and width < 4:
             return NestedTiles(form, own, dtype, width)
         kinds = {2: FloatTiles if form.floats else WideTiles, 4: HalfTiles}
