@@ -19,7 +19,7 @@ from kit.models.tiny_gguf import write_gguf
 from kit.models.tiny_models import config_of, save_checkpoint
 from kit.numpy_gpu.simulated_wave import LONG
 from onewave.base.errors import OutOfReachError, WeightsError
-from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, GroupRounding, MixedFormat
+from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, SIX_BITS, GroupRounding, MixedFormat
 from onewave.engine.load import wave as load_wave_module
 from onewave.engine.load.checkpoint import load_model, open_parts
 from onewave.engine.load.kept import kept_format, stream_kept
@@ -94,10 +94,14 @@ EIGHT = {"qkv0": 2, "o0": 2, "gate_up0": 2, "down0": 2, "head": 2}
         (
             {"other": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0", "ffn_down": "Q6_K", "output": "Q6_K"}
             | {"token_embd": "Q4_K"},
-            {"qkv0": 2, "o0": 2, "down0": 2, "head": 2},
+            {"qkv0": 2, "o0": 2, "down0": SIX_BITS, "head": SIX_BITS},
             NESTED,
         ),
-        ({"other": "Q5_K", "attn_output": "Q5_1", "ffn_down": "Q8_0", "output": "Q6_K"}, EIGHT, NESTED),
+        (
+            {"other": "Q5_K", "attn_output": "Q5_1", "ffn_down": "Q8_0", "output": "Q6_K"},
+            EIGHT | {"head": SIX_BITS},
+            NESTED,
+        ),
         (
             {"other": "Q4_K", "attn_output": "Q4_1", "ffn_up": "Q5_K", "output": "F16"},
             {"o0": 2, "gate_up0": 2, "head": 4},
