@@ -150,7 +150,7 @@ def unsigned_bytes(words: Array) -> tuple[Array, ...]:
 
 def step_numbers(words: Array, SIXTEENTHS: int) -> tuple[Array, ...]:
     """What operands.step_numbers says in PTX."""
-    raw = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4).astype(np.float32) - np.float32(128)
+    raw = np.ascontiguousarray(words).view(np.int8).reshape(*words.shape, 4).astype(np.float32)
     return tuple(wrapped(raw[..., at] / np.float32(16 if SIXTEENTHS and at % 2 == 0 else 1)) for at in range(4))
 
 

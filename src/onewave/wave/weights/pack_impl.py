@@ -194,12 +194,12 @@ def _nested(beside, image, row_at, column, code, BITS: tl.constexpr, IMAGES: tl.
     pairs = beside.to(tl.pointer_type(tl.int16)) + image * ROWS + row_at
     if BITS == 4:
         scale, least = tl.load(numbers + 2 * part).to(tl.float32), tl.load(numbers + 2 * part + 64).to(tl.float32)
-        pair = tl.load(pairs + group // 2 * part + group % 2 * 64)
+        pair = tl.load(pairs + group // 2 * part + group % 2 * 64).to(tl.int32)
     else:
         scale = tl.load(numbers + group * 64).to(tl.float32)
         least = tl.load(numbers + part + group * 64).to(tl.float32)
-        pair = tl.load(pairs + 2 * part + group * 64)
-    return _nested_value(code, column, scale, least, (pair ^ -32640).to(tl.int32), BITS)  # 128 less in either byte
+        pair = tl.load(pairs + 2 * part + group * 64).to(tl.int32)
+    return _nested_value(code, column, scale, least, pair, BITS)
 
 
 @triton.jit
@@ -227,10 +227,11 @@ def _unpack_sixes_kernel(
     code = tl.load(words + tl.where(pair < 6, pair // 2, pair - 6) * 1024).to(tl.int32)
     third = tl.load(words + 2048).to(tl.int32)
     code = tl.where(pair < 6, code >> (pair % 2 * 6) & 63, code >> 12 & 15 | (third >> (pair * 2) & 3) << 4)
-    step = tl.load(tile + IMAGES * 6144 + image * 512 + rows * 16 + column // 32 * 4 + half * 2 + column // 16 % 2)
+    steps = (tile + IMAGES * 6144 + image * 512).to(tl.pointer_type(tl.int8))
+    step = tl.load(steps + rows * 16 + column // 32 * 4 + half * 2 + column // 16 % 2)
     scale = tl.load((tile + IMAGES * 7168 + image * 128).to(tl.pointer_type(tl.float16)) + rows * 2 + half)
     whole = (first_block + number // tiles) * R + line % R
-    value = (code - 32).to(tl.float32) * (scale.to(tl.float32) * (step.to(tl.int32) - 128).to(tl.float32))
+    value = (code - 32).to(tl.float32) * (scale.to(tl.float32) * step.to(tl.float32))
     value *= tl.load(scales + whole)
     matrix, row = whole % COUNT, whole // COUNT - first_row
     column += (number % tiles * IMAGES + image) * (8192 // R) + line // R * 128

@@ -7,18 +7,19 @@ from triton.experimental.gluon import language as gl
 
 
 def _steps(first: str) -> str:
-    """PTX of four bytes' numbers. A byte in the lowest bits of a float32 with an exponent of 23 is added to 2^23, and
-    taken away is 2^23 + 128: faster than a conversion. first: the exponent's byte of the first and third number."""
+    """PTX of four signed bytes' numbers. A byte, 128 more, in the lowest bits of a float32 with an exponent of 23 is
+    added to 2^23, and taken away is 2^23 + 128: faster than a conversion. first: the exponent's byte of the first and
+    third number."""
     magic = (first, "4B") * 2
     lines = [
         line
         for at, top in enumerate(magic)
         for line in (
-            f"prmt.b32 x, $4, 0x{top}000000, 0x765{at};",
+            f"prmt.b32 x, y, 0x{top}000000, 0x765{at};",
             f"add.rn.f32 ${at}, x, 0f{int(top, 16) | 128:X}000080;",
         )
     ]
-    return "\n".join(["{", ".reg .b32 x;", *lines, "}"])
+    return "\n".join(["{", ".reg .b32 x, y;", "xor.b32 y, $4, 0x80808080;", *lines, "}"])
 
 
 _STEPS, _SIXTEENTHS = gl.constexpr(_steps("4B")), gl.constexpr(_steps("49"))
@@ -93,7 +94,7 @@ def steps_beside(words, acc, SIXTEENTHS: gl.constexpr = False):
 
 @gluon.jit
 def step_numbers(words, SIXTEENTHS: gl.constexpr):
-    """Convert each word's four bytes, less 128, to float32: two of a row, then of the row 8 below. SIXTEENTHS: the
+    """Convert each word's four signed bytes to float32: two of a row, then of the row 8 below. SIXTEENTHS: the
     first of either are a sixteenth, as numbers of nibbles in the upper bits want it."""
     TEXT: gl.constexpr = _SIXTEENTHS if SIXTEENTHS else _STEPS
     return gl.inline_asm_elementwise(TEXT, "=f,=f,=f,=f,r", [words], dtype=_FLOATS, is_pure=True, pack=1)

@@ -2,8 +2,8 @@
 
 4 bits: 128 columns share a float16 scale and a minimum, each times an integer for 32 columns. 8 bits: 32 columns share
 them, each times an integer; without a minimum the second integer is the scale's of the second 16 columns. Integers are
-signed bytes, a group's two beside each other; in a tile they are 128 more. A tile's values are as group_nibbles.py and
-wide.py have them. Behind them are three parts, each with the rows of all images, such a row as in group_nibbles.py:
+signed bytes, a group's two beside each other. A tile's values are as group_nibbles.py and wide.py have them. Behind
+them are three parts, each with the rows of all images, such a row as in group_nibbles.py:
 
     part     4 bits                          8 bits
     first    integers of groups 0 and 1      scales of four groups
@@ -43,7 +43,7 @@ class NestedTiles(TileFormat):
         """Lay out rows that are quantised already."""
         assert rows.minima is not None
         assert rows.steps is not None
-        pairs = (rows.steps ^ -128).contiguous().view(torch.int16).squeeze(2)
+        pairs = rows.steps.contiguous().view(torch.int16).squeeze(2)
         steps = beside_images(pairs, 32, self.shape).view(torch.float16)
         if self.bits == 4:
             both = [beside_images(part, 128, self.shape).view(torch.float16) for part in (rows.scales, rows.minima)]
@@ -75,7 +75,7 @@ class NestedTiles(TileFormat):
             at = place_in_image(row, torch.arange(128, device=values.device)[None, :])
             operands, pairs = values[:, at], parts[2]
             scales, minima = (numbers(part, 32) for part in parts[:2])
-        steps = (numbers(pairs, 32).contiguous().view(torch.int8) ^ -128).view(len(scales), -1, 2)
+        steps = numbers(pairs, 32).contiguous().view(torch.int8).view(len(scales), -1, 2)
         codes = rows_of(operands, cols, self.shape)
         return self.restore_groups(GroupedRows(codes, scales, minima, tiles.scales, steps))
 

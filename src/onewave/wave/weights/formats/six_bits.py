@@ -33,7 +33,7 @@ class SixTiles(TileFormat):
         assert rows.steps is not None
         images = self.shape.images
         values = six_images(operands_of(padded(rows.codes, self.shape, 32), self.shape))
-        pairs = beside_images((rows.steps ^ -128).contiguous().view(torch.int16).squeeze(2), 32, self.shape)
+        pairs = beside_images(rows.steps.contiguous().view(torch.int16).squeeze(2), 32, self.shape)
         # [image, 32 columns, 16 rows, row in 8, half of 16 rows, bytes of two integers]
         steps = pairs.view(-1, 4, 4, 8, 2, 2).permute(0, 2, 3, 1, 4, 5).reshape(-1, images * _STEPS)
         tiles = torch.zeros(len(steps), self.shape.tile_bytes, dtype=torch.uint8, device=steps.device)
@@ -49,7 +49,7 @@ class SixTiles(TileFormat):
         codes = codes_of(tiles.images[:, : images * _PLANES].reshape(-1, _PLANES))
         steps = tiles.images[:, images * _PLANES :][:, : images * _STEPS].reshape(-1, 4, 8, 4, 2, 2)
         pairs = steps.permute(0, 3, 1, 2, 4, 5).reshape(-1, _STEPS).view(torch.float16)
-        found = numbers_of(pairs, cols, 32, self.shape).contiguous().view(torch.int8) ^ -128
+        found = numbers_of(pairs, cols, 32, self.shape).contiguous().view(torch.int8)
         scales = tiles.images[:, images * _SCALES :][:, : images * 128].contiguous().view(torch.float16)
         numbers = numbers_of(scales, cols, 128, self.shape)
         rows = rows_of(codes, cols, self.shape)
