@@ -46,8 +46,10 @@ class GrammarCompiler:
     def _compile(self, wanted: StructuredOutputsParams) -> Grammar:
         try:
             text = f"start: whole\n{rules_of(wanted, 'whole')}" if wanted.grammar is None else as_lark(wanted.grammar)
+            text.encode()
         except ValueError as error:
-            raise _refused(wanted.kind, str(error)) from error
+            reason = "a lone surrogate" if isinstance(error, UnicodeError) else str(error)
+            raise _refused(wanted.kind, reason) from error
         matcher = self._library.LLMatcher(self._tokenizer, f"{text}\n{_NO_FORCING}", log_level=0)
         if matcher.is_error():
             raise _refused(wanted.kind, matcher.get_error())
