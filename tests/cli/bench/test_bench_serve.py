@@ -157,5 +157,8 @@ def test_throughput_counts_what_many_requests_generate(onewave, tiny_model, tmp_
     lines = list(read_ledger(tmp_path / "cpu.jsonl"))
     assert [(line["metric"], line["n"]) for line in lines] == [("throughput", 2)] * len(found)
     assert lines[0]["extra"]["max_num_seqs"] == 2
+    for tokens in ("1", "2"):
+        few = ("--input-len", "5", "--output-len", tokens, "--requests", "1", "--reps", "1")
+        assert ("host a step" in onewave("bench", "throughput", "--model", tiny_model, *few).out) == (tokens == "2")
     too_long = onewave("bench", "throughput", "--model", tiny_model, "--input-len", "500").error()
     assert "--max-model-len" in too_long or "max_model_len" in too_long

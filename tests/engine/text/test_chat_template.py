@@ -161,8 +161,9 @@ def test_a_template_that_fails_without_content_gets_an_empty_one_if_the_calls_st
     talk = [*user("x"), {"role": "assistant", "content": None, "tool_calls": [call]}]
     tokenizer = with_template("{% for m in messages %}" + writes + "{% endfor %}")
     if said is None:
-        with pytest.raises(TokenizerError, match="chat template: failed"):
-            tokenizer.render_chat(talk)
+        for before in ([], [{"role": "system", "name": "a"}]):  # which may lack content altogether
+            with pytest.raises(TokenizerError, match="chat template: failed"):
+                tokenizer.render_chat([*before, *talk])
     else:
         assert f"'name': '{said}'" in tokenizer.render_chat(talk)
 

@@ -163,6 +163,20 @@ def test_machine_code_older_than_what_it_may_inline_is_compiled_anew(tmp_path: P
     assert compiled().stat().st_mtime_ns > written
 
 
+def test_machine_code_that_may_not_be_deleted_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(function: Callable[..., None]) -> None:
+        raise PermissionError
+
+    def nothing(table_at, first, last):  # type: ignore[no-untyped-def]  # compiled by Numba
+        pass
+
+    monkeypatch.setattr(numba_team_impl, "_drop_stale", refuse)
+    made = kernel(nothing)
+    assert made.address
+    assert made._compiled.cache_hits == 0
+    assert not list(Path(FunctionCache(nothing).cache_path).glob(f"*{nothing.__qualname__}*"))
+
+
 def test_every_file_that_kernels_inline_is_known() -> None:
     folder = Path(numba_team_impl.__file__).parents[1]
     found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if "from numba " in path.read_text()}

@@ -161,7 +161,9 @@ class ChatTemplate:
 
     def _loses_calls(self, messages: Sequence[dict[str, Any]], context: dict[str, Any]) -> bool:
         """Whether a template writes the same without what messages without content call."""
-        bare = [{k: v for k, v in message.items() if message["content"] or k != "tool_calls"} for message in messages]
+        bare = [
+            {k: v for k, v in message.items() if message.get("content") or k != "tool_calls"} for message in messages
+        ]
         with suppress(TokenizerError):
             return self._lay_out(messages, context) == self._lay_out(bare, context)
         return False
