@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from copy import copy
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
+from onewave.wave.weights.formats import tile_format
 from onewave.wave.weights.pack import WeightStream
 
 INT4 = NIBBLES[128, False]
@@ -143,3 +145,33 @@ def test_logits_are_as_near_to_exact_ones_as_the_error_rule_asks() -> None:
     rounded = round_weights(random_model(BASE).weights, INT4)
     plain = Llama(model.config, rounded, max_model_len=model.config.max_position)
     assert_error_rule(Simulated(model, 3, 3, 3, weight_format=INT4), exact_of(model, INT4), plain)
+
+
+def unrounded(stream: WeightStream) -> WeightStream:
+    """The same tiles, read back as float32."""
+    twin, form, shape = copy(stream), stream.weight_format, stream.program.shape
+    twin.dtype = torch.float32
+    twin._formats = {width: tile_format(form, shape, torch.float32, width) for width in stream._formats}
+    return twin
+
+
+def test_logits_are_nearer_to_those_of_unrounded_weights_than_of_weights_in_16_bits() -> None:
+    model = random_model(BASE)
+    wave = Simulated(model, 2, 3, 2, weight_format=mixed(NESTED, {"down0": SIX_BITS, "qkv1": 2}))
+    exact = of_stream(model, unrounded(wave.stream))
+
+    def halved(part: object) -> object:
+        return part.half() if isinstance(part, torch.Tensor) else part
+
+    weights = exact.weights
+    layers = [replace(one, **{f.name: halved(getattr(one, f.name)) for f in fields(one)}) for one in weights.layers]
+    tables = {name: halved(getattr(weights, name)) for name in ("embedding", "norm", "head")}
+    plain = Llama(exact.config, replace(weights, layers=tuple(layers), **tables), max_model_len=exact.max_model_len)
+    caches = [network.new_cache(num_slots=2, capacity=CAPACITY) for network in (exact, plain)]
+    errors = torch.zeros(2)
+    for position, tokens in enumerate(([5, 90], [3, 17], [44, 121])):
+        rows = tokens, [position] * 2, [0, 1]
+        batch = Batch.decode(*torch.tensor(rows))
+        right, ordinary = (one.forward(batch, kv).float() for one, kv in zip((exact, plain), caches, strict=True))
+        errors += torch.stack([(found - right).square().sum() for found in (wave.step(*rows), ordinary)])
+    assert errors[0] < errors[1]
