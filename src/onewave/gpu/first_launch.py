@@ -114,13 +114,13 @@ def _read_triton(cache_dir: Path) -> None:
 def keep_first_launch(cache_dir: Path) -> None:
     """Write down what this process has found out since the beginning, for the next one.
 
-    A cache that can't be written is as good as none.
+    A cache that can't be written is as good as none, and so is a Triton without such a digest.
     """
-    from triton.runtime import cache
+    with suppress(OSError, ValueError, ImportError, AttributeError):
+        from triton.runtime import cache
 
-    from onewave.gpu.hashes import all_hashes
+        from onewave.gpu.hashes import all_hashes
 
-    with suppress(OSError, ValueError):
         text = json.dumps({"files": _stamp(), "triton": cache.triton_key(), "hashes": all_hashes()})
         file, work = cache_dir / _FILE, cache_dir / f".first-launch-{secrets.token_hex(8)}"
         if file.exists() and file.read_text() == text:

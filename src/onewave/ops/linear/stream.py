@@ -1,6 +1,7 @@
-"""Products with a matrix that lies in a wave's stream. Tiles are read where they lie, compact ones by thousands of
-tokens at most. Other products have the matrix unpacked into a buffer that the next one reuses, or take it from among
-those that are kept. Bits are the same, except that of one-byte tiles unpacking rounds weights (packed_kernel.py)."""
+"""Products with a matrix that lies in a wave's stream. Tiles are read where they lie by as many tokens as
+choose.max_tile_tokens says. Other products have the matrix unpacked into a buffer that the next one reuses, or take it
+from among those that are kept. Bits are the same, except that unpacking rounds weights of one-byte tiles
+(packed_kernel.py)."""
 
 from __future__ import annotations
 
