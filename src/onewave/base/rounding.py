@@ -30,7 +30,7 @@ def round_rows(rows: Tensor, rounding: RowRounding) -> tuple[Tensor, Tensor]:
 
 def divided(numbers: Tensor, divisor: float) -> Tensor:
     """Divide by one number, on a GPU as on a CPU: of a Python number a GPU would multiply by the inverse."""
-    return numbers / torch.full_like(numbers, divisor)
+    return numbers / numbers.new_full((), divisor)
 
 
 def restore_rows(made: Tensor, scales: Tensor, rounding: RowRounding, dtype: torch.dtype) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from onewave.base.rounding import divided
 from onewave.ops.choice import Choice
 from onewave.ops.quantize_rows.choose import QuantizeCall
 from onewave.ops.swiglu import swiglu
@@ -25,8 +26,7 @@ def run(call: QuantizeCall, choice: Choice) -> tuple[Tensor, Tensor]:
     scale = call.scale
     if scale is None:
         largest = x.abs().amax(dim=1) if x.shape[1] else x.new_zeros(len(x))
-        # By a tensor: PyTorch on a GPU multiplies by a number's inverse.
-        scale = largest / largest.new_full((), LARGEST[call.dtype])
+        scale = divided(largest, LARGEST[call.dtype])
         scale = torch.where(scale < SMALLEST_SCALE, EMPTY_SCALE, scale)
     # Zeros lose their sign, as they do in the kernel.
     values = (x / scale.reshape(-1, 1) + 0.0).clamp(_LOWEST[call.dtype], _HIGHEST[call.dtype])
