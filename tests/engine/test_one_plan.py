@@ -94,7 +94,7 @@ def test_the_words_that_the_command_writes_are_the_words_that_the_engine_launche
     name = tiny if model == "tiny" else model
     by_command = written(name, batch, weight_format, sms, tmp_path / "step.npz")
     config, how = find_config(name), loaded_by(batch, weight_format, tmp_path)
-    planned = load_module._program(config, how)
+    planned = load_module.program_of(config, how)
     check_same(planned, by_command)
     workers = workers_for(config, batch=batch, available=sms, weight_bytes=how.weight_bytes)
     path = program_path(config, batch=batch, workers=workers, cache_dir=tmp_path, weight_bytes=how.weight_bytes)

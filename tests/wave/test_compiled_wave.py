@@ -21,7 +21,7 @@ REGISTERS_AT_START, REGISTERS_OF_TWO = 128, 96
 
 def in_16_bits(name: str) -> bool:
     weights = name.replace("int8 cache", "").replace("fp8 cache", "")
-    return not any(word in weights for word in ("int4", "int8", "fp8", "compact"))
+    return not any(word in weights for word in ("int4", "q4_k_m", "int8", "fp8", "compact"))
 
 
 @pytest.mark.parametrize("name", WAVE)

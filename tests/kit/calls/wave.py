@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kit.calls.call import Call, empty
-from onewave.base.weight_formats import COMPACT, NIBBLES, ROUNDINGS, mixed
+from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, ROUNDINGS, SIX_BITS, mixed
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.sketches import blank_stream, compile_packing, one_layer, sketch
 from onewave.engine.load.streamed import layer_matrices
@@ -20,16 +20,21 @@ from onewave.ops.ffn.op import pack_ffn
 from onewave.ops.ffn.wave.launch import PackedFFN, Packing
 from onewave.ops.linear import linear, linear_swiglu
 from onewave.wave.weights.pack import StreamMatrix
+from onewave.wave.weights.pack_impl import UnpackedRows
 
 FORMATS = {
     "": None, **ROUNDINGS, "compact": COMPACT, "int4 g32 minima": NIBBLES[32, True],
     "int4 mixed": mixed(NIBBLES[32, True], {"head": 2, "down0": 4}),
+    "q4_k_m": mixed(NESTED, {"qkv0": 2, "down0": SIX_BITS, "head": SIX_BITS}),
 }  # fmt: skip
 _DEVICE = torch.device("cuda", 0)
 _CAPACITY = 512
 # No constant depends on how many there are, and fewer are planned for sooner.
 _SMS = 16
-_PACKERS = ("_bases_kernel", "_pack_kernel", "_unpack_kernel", "_unpack_bytes_kernel", "_unpack_groups_kernel")
+_PACKERS = (
+    "_bases_kernel", "_pack_kernel", "_unpack_kernel", "_unpack_bytes_kernel", "_unpack_groups_kernel",
+    "_unpack_sixes_kernel", "_search_kernel", "_nibbles_kernel", "_scales_kernel", "_bytes_kernel",
+)  # fmt: skip
 
 
 def _config(hidden: int, inner: int, heads: int, kv_heads: int, head_dim: int, **others: Any) -> ModelConfig:
@@ -101,6 +106,15 @@ def tile_product(name: str, rows: int, sequences: int, weights: str) -> None:
     matrix = StreamMatrix(stream, f"{name}0", *layer_matrices(config)[name])
     x = empty(rows, matrix.cols)
     linear_swiglu(x, matrix) if matrix.count > 1 else linear(x, matrix)
+
+
+def six_bits() -> None:
+    """Unpack a tile of six bits a weight."""
+    options = LoadOptions(torch.bfloat16, _DEVICE, weight_format=FORMATS["q4_k_m"])
+    stream = blank_stream(one_layer(MODELS["1B"]), options, None)
+    shape = stream.shape.of_width(SIX_BITS)
+    rows = UnpackedRows(empty(1, shape.rows, shape.cols), 1, first_row=0, first_block=0, blocks=1)
+    stream.format_of("down0").unpack(stream.all_tiles(), torch.zeros(1, dtype=torch.int32, device=_DEVICE), rows)
 
 
 def block(
@@ -189,6 +203,8 @@ STEPS = {
     "1B norms 16 rows int4": _step("1B norms", 16, weights="int4"),
     "8B 4 rows int4 g32 minima": _step("8B", 4, weights="int4 g32 minima"),
     "8B 8 rows int4 mixed": _step("8B", 8, weights="int4 mixed"),
+    "8B 1 row q4_k_m": _step("8B", 1, weights="q4_k_m"),
+    "8B 8 rows q4_k_m": _step("8B", 8, weights="q4_k_m"),
 } | {
     f"{name} compact{end}": _step(model, batch, weights="compact", **options)
     for name, end, model, batch, options in (
@@ -218,6 +234,7 @@ PACKING = {
         ("1B", "fp8"),
         ("1B", "compact"),
         ("360M", "compact"),
+        ("1B", "int4"),
         ("1B", "int4 g32 minima"),
     )
 } | {
@@ -241,4 +258,5 @@ WAVE: dict[str, Call] = {
     **{f"wave step {name}": call for name, call in STEPS.items()},
     **{f"wave block {name}": call for name, call in BLOCKS.items()},
     **PACKING,
+    "wave unpacking six bits": Call(six_bits, sms=_SMS, kernels=("_unpack_sixes_kernel",)),
 }

@@ -321,5 +321,5 @@ def test_whoever_streams_more_of_a_product_than_most_has_the_difference_brought_
 
 @pytest.mark.parametrize("workers", [0, -1])
 def test_a_step_without_workers_is_refused(workers: int) -> None:
-    with pytest.raises(InvalidArgumentError, match=rf"workers.*{workers}.*1 or more"):
+    with pytest.raises(InvalidArgumentError, match=rf"workers.*{workers}.*1 to 4,096"):
         plan_decode(BASE, batch=1, workers=workers)
