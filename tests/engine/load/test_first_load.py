@@ -22,7 +22,7 @@ from kit.models.plain_wave import LOCATION, PlainWave
 from kit.models.plain_wave import how as options_of
 from kit.models.tiny_decoders import BASE
 from onewave.base.errors import UnsupportedError
-from onewave.base.weight_formats import ROUNDINGS
+from onewave.base.weight_formats import NIBBLES, ROUNDINGS, mixed
 from onewave.engine import llm
 from onewave.engine.load import first_load, sketches
 from onewave.engine.load.checkpoint import open_parts
@@ -34,7 +34,8 @@ from onewave.engine.load.streamed import stream_model
 from onewave.memory.kv_cache import KVCache
 from onewave.models import llama, llama_plan
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama_plan import plan_decode
+from onewave.models.config.read import builtin_config
+from onewave.models.llama_plan import plan_decode, workers_for
 from onewave.ops.post_attention import PostAttentionWeights
 from onewave.wave.launch import launch
 from onewave.wave.weights import pack
@@ -164,6 +165,17 @@ def test_with_processes_everything_is_launched_and_one_of_them_plans(made: list[
     expected = plan_decode(BASE, batch=3, workers=3).program
     assert (found.steps == expected.steps).all()
     assert sorted(made) == ["one layer planned", "packing", "plain operators", "planned", "sampler", "the wave"]
+
+
+@pytest.mark.parametrize("widths", [{}, {"head": 4}])
+def test_only_a_step_with_matrices_of_one_width_takes_the_shipped_program(
+    widths: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, form = builtin_config("llama-3.2-1b"), mixed(NIBBLES[128, False], widths)
+    monkeypatch.setattr(llama_plan, "plan_program", lambda *given, **named: "planned")
+    workers = workers_for(config, batch=1, available=132, weight_bytes=form.weight_bytes, widths=form.widths)
+    found = plan_and_compile(config, how(tmp_path, max_num_seqs=1, weight_format=form), workers)
+    assert (found == "planned") == bool(widths)
 
 
 def test_without_processes_nothing_is_launched_ahead(made: list[str], tmp_path: Path) -> None:

@@ -137,7 +137,8 @@ def plan_and_compile(config: ModelConfig, options: LoadOptions, workers: int) ->
     Raises UnsupportedError."""
     batch, width, pool = options.max_num_seqs, options.weight_bytes, options.compilers
     path = shipped_path(config, batch=batch, workers=workers, weight_bytes=width)
-    shipped = load_program(path) if options.plan is None else None
+    # No program ships in which some matrices are wider: that of the same bytes a weight has all of them alike.
+    shipped = load_program(path) if options.plan is None and not options.widths else None
     job = _planning(config, options, workers)
     if pool is None:
         return job() if shipped is None else shipped
