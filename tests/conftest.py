@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+with suppress(ImportError):  # the tests that need a GPU do without
+    from hypothesis import HealthCheck, settings
+
+    # The same examples every time, however slow the machine is.
+    unheeded = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    settings.register_profile("same", deadline=None, derandomize=True, database=None, suppress_health_check=unheeded)
+    settings.load_profile("same")
+
+
 # What is imported and collected lasts as long as the process, so no search for garbage needs to look at it.
 gc.disable()
 
@@ -40,6 +51,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Have what draws numbers without a seed draw the same ones, whichever tests ran before."""
+    random.seed(0)
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -55,7 +55,7 @@ params_strategy = st.builds(
 prompt_strategy = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(prompt_strategy, params_strategy), min_size=1, max_size=6),
     st.integers(1, 4),

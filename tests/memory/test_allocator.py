@@ -67,7 +67,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 TestAllocatorMachine = AllocatorMachine.TestCase
-TestAllocatorMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestAllocatorMachine.settings = settings(max_examples=40, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("calls", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])

@@ -107,7 +107,7 @@ class Machine(RuleBasedStateMachine):
         assert self.pool.num_free == sum(self.count(block) == 0 for block in range(BLOCKS))
 
 
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestPool = Machine.TestCase
 
 

@@ -19,7 +19,7 @@ def lifetimes(draw):
     return Lifetime(draw(st.integers(0, 5000)), begin, begin + length)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(lifetimes(), max_size=25))
 def test_values_that_live_together_lie_apart_and_no_plan_is_below_what_lives(values):
     plan = plan_offsets(values)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
@@ -20,9 +20,7 @@ from onewave.weights.formats.safetensors_store import SafetensorsStore
 from onewave.weights.quantized.store import QuantizedStore
 
 pytestmark = pytest.mark.timeout(120)
-EXAMPLES = settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+EXAMPLES = settings(max_examples=150)
 INT4 = compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=8)
 INT8 = compressed("int-quantized", num_bits=8, type="int", strategy="channel")
 CONFIGS: list[tuple[dict[str, Any], Stored]] = [

@@ -33,7 +33,7 @@ params_strategy = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.integers(1, 24), st.sampled_from([0, 1]), params_strategy, st.integers(0, 2)),

@@ -154,7 +154,7 @@ requests = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 4), requests), min_size=1, max_size=14), st.data())
 def test_nothing_is_lost_doubled_or_starved_and_blocks_hold_what_their_sequence_wrote(
     arrivals: list[tuple[int, tuple[int, int, int, int, str | None]]], data: st.DataObject

@@ -230,7 +230,7 @@ def test_no_text_of_a_user_becomes_a_control_token(count: int, tmp_path: Path) -
     ]
     wanted = [control_tokens(tokenizer, "hi") for tokenizer in tokenizers]
 
-    @settings(max_examples=count, deadline=None, derandomize=True)
+    @settings(max_examples=count)
     @given(content=HOSTILE, which=st.integers(0, len(tokenizers) - 1))
     def check(content: str, which: int) -> None:
         assert control_tokens(tokenizers[which], content) == wanted[which]

@@ -49,7 +49,7 @@ def stream(tokenizer: Tokenizer, prompt: list[int], ids: list[int], skip: bool, 
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(prompt=IDS, ids=IDS, skip=st.booleans(), chunk=st.integers(1, 4))
 def test_pushes_and_finish_join_to_the_decoded_text(
     name: str, prompt: list[int], ids: list[int], skip: bool, chunk: int
@@ -69,7 +69,7 @@ def test_the_corpus_streams_token_by_token_without_half_characters(name: str) ->
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(text=st.text(max_size=20), split=st.integers(0, 40))
 def test_any_text_split_anywhere_into_prompt_and_answer_comes_out_whole(name: str, text: str, split: int) -> None:
     tokenizer = TOKENIZERS[name]

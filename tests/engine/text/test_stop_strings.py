@@ -35,7 +35,7 @@ def test_the_longest_possible_beginning_of_a_stop_is_held_back() -> None:
     assert num_held_back("", ["abc"]) == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.text("abcx ", min_size=1, max_size=6), min_size=1, max_size=3),
     st.integers(0, 10**6),
@@ -94,7 +94,7 @@ def test_a_stop_string_in_the_middle_of_a_token_cuts_the_token(run_ahead: int) -
     assert (output.text, output.token_ids, output.stop_reason) == ("a", [piece], "ab")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.text("abcx ", min_size=1, max_size=6), min_size=1, max_size=3), st.integers(0, 10**6), st.booleans())
 def test_deltas_hold_token_ids_back_with_their_text_and_a_stop_string_takes_both(
     stops: list[str], seed: int, include: bool
@@ -133,7 +133,7 @@ def test_deltas_hold_token_ids_back_with_their_text_and_a_stop_string_takes_both
 SPECIAL = {token for token in range(3, len(PIECES), 4) if "x" not in PIECES[token]}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.text("abc ", min_size=1, max_size=5), min_size=1, max_size=3),
     st.integers(0, 10**6),

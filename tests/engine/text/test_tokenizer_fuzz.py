@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.models.tiny_tokenizers import byte_level_directory, byte_level_metadata, sentencepiece_metadata
@@ -41,7 +41,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(
     model=st.sampled_from(["gpt2", "llama"]),
     pre=st.sampled_from(["llama-bpe", "default", "x"]),
@@ -59,7 +59,7 @@ def test_any_metadata_builds_a_tokenizer_or_is_refused(
 
 
 @pytest.mark.parametrize("kind", ["byte level", "sentencepiece"])
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_a_damaged_array_builds_a_tokenizer_or_is_refused(kind: str, data: st.DataObject) -> None:
     metadata = byte_level_metadata("qwen2") if kind == "byte level" else sentencepiece_metadata()
@@ -73,9 +73,7 @@ def test_a_damaged_array_builds_a_tokenizer_or_is_refused(kind: str, data: st.Da
         tokenizer.decode(tokenizer.encode("Hello <s> 世界"))
 
 
-@settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150)
 @given(position=st.integers(0, 40_000), byte=st.integers(0, 255), keep=st.integers(0, 60_000))
 def test_a_damaged_tokenizer_json_builds_a_tokenizer_or_is_refused(
     position: int, byte: int, keep: int, tmp_path: Path
@@ -92,7 +90,7 @@ def test_a_damaged_tokenizer_json_builds_a_tokenizer_or_is_refused(
         tokenizer.decode(tokenizer.encode("Hello 世界"))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     messages=st.one_of(VALUES, st.lists(st.dictionaries(st.sampled_from(["role", "content", "x"]), VALUES), max_size=3))
 )

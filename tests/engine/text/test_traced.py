@@ -37,7 +37,7 @@ QUESTIONS: list[Any] = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(MIXED, st.sampled_from(SEPARATORS), st.integers(0, 3))
 def test_a_traced_string_cut_and_joined_is_the_same_text_with_its_own_writers(
     letters: list[tuple[int, str]], separator: str, count: int

@@ -73,7 +73,7 @@ def test_every_row_equals_the_reference_in_a_mixed_batch(vocab: int, ties: bool)
         assert tokens.tolist() == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from(CASES), min_size=1, max_size=6), st.integers(1, 400), st.integers(0, 10**6), st.booleans()
 )
@@ -85,7 +85,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch(rows: list[Row], vocab: int, s
         assert sample(logits[i : i + 1], uniform[i : i + 1], parameters([row])).tolist() == [int(together[i])]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.integers(1, 3000),
     st.sampled_from([0, 1, 5, 300, 2000, 10**9]),
@@ -197,7 +197,7 @@ def test_the_ends_of_the_unit_interval_give_the_first_and_last_token() -> None:
         assert sample(logits, uniform, parameters([row] * 2)).tolist() == [0, 4]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_penalties_equal_the_reference(data: st.DataObject) -> None:
     vocab = 23

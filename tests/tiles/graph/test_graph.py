@@ -64,7 +64,7 @@ def test_a_tile_listed_twice_makes_one_edge():
     assert len(graph.edges.producer) == 1
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(
     st.lists(
         st.tuples(

@@ -33,7 +33,7 @@ def every_tile(rows, cols):
     return sorted((r, c) for r in range(rows) for c in range(cols))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(st.integers(1, 23), st.integers(1, 23), st.integers(1, 140))
 @pytest.mark.parametrize("name", GRID_ORDERS)
 def test_every_order_is_a_permutation_on_any_grid(name, rows, cols, number):
@@ -80,7 +80,7 @@ def test_swizzle_is_cutlass_launch_order():
     assert grid_order("swizzle:4", rows, cols).to_list() == expected
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_hilbert_steps_to_a_neighbour_and_is_diagonal_once_at_most(rows, cols):
     steps = np.abs(np.diff(grid_order("hilbert", rows, cols).tiles, axis=0))

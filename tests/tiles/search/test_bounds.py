@@ -53,7 +53,7 @@ def test_a_gap_is_relative_to_the_bound():
     assert by_name(64, 64, 64, 10**6)["Smith-van de Geijn"].gap(5) is None
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     *[st.integers(1, 5)] * 3,
     st.integers(2, 40),
@@ -94,7 +94,7 @@ def test_strips_of_full_depth_move_less_than_cosma_says_where_it_does_not_apply(
     assert not found["COSMA"].applies
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120)
 @given(
     st.integers(12, 28),
     st.integers(2, 6),
@@ -161,7 +161,7 @@ def test_the_page_fetch_bound_is_met_where_it_can_be():
     assert panel_bound(100, 100, 11) == 11 + math.ceil((10_000 - 30) / 10)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(2, 8), st.sampled_from(list(GRID_ORDERS)))
 def test_no_order_loads_fewer_panels_than_the_bounds(rows, cols, capacity, name):
     least = max(bound.value for bound in panel_bounds(rows, cols, capacity))

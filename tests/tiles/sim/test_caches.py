@@ -64,7 +64,7 @@ def fewest_loads(order, rows, capacity):
     return best(0, frozenset())
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(st.permutations([(r, c) for r in range(3) for c in range(3)]), st.integers(2, 6))
 def test_belady_is_the_least_of_all_evictions_and_lru_and_fifo_load_no_less(order, capacity):
     least = fewest_loads(tuple(order), 3, capacity)
@@ -121,7 +121,7 @@ def test_an_explicit_scratchpad_holds_what_it_is_told_to_and_lets_the_rest_pass(
 accesses = st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=40)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(accesses, st.integers(1, 8), st.sampled_from(["lru", "fifo", "belady"]))
 def test_what_a_cache_moves_obeys_the_laws(items, capacity, policy):
     tile = np.array([t for t, _ in items], dtype=np.int64)
@@ -140,7 +140,7 @@ def test_what_a_cache_moves_obeys_the_laws(items, capacity, policy):
     assert came - left <= 5 * capacity
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(accesses, st.integers(1, 6), st.booleans())
 def test_belady_loads_no_more_bytes_than_lru_or_fifo(items, capacity, uneven):
     tile = np.array([t for t, _ in items], dtype=np.int64)

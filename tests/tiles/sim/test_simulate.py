@@ -172,7 +172,7 @@ graphs = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120)
 @given(
     graphs,
     st.integers(1, 5),
@@ -312,7 +312,7 @@ def test_looking_at_counters_costs_what_the_machine_says():
     assert simulate(graph, machine=slow).makespan == pytest.approx(2)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(graphs, st.integers(1, 4), st.sampled_from(["none", "row", "tile", "strided", "conv2d-tile", "consecutive"]))
 def test_no_sync_policy_lets_a_task_start_before_its_producers_end(tasks, workers, sync):
     graph = program(*tasks)

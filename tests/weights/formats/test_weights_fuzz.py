@@ -6,7 +6,7 @@ import struct
 import warnings
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.sample_files import gguf_bytes, safetensors_bytes, small_gguf, small_safetensors
@@ -16,9 +16,7 @@ from onewave.weights.formats.safetensors_store import SafetensorsStore
 
 pytestmark = pytest.mark.timeout(120)
 
-EXAMPLES = settings(
-    max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+EXAMPLES = settings(max_examples=400)
 EXTREMES = [0, 1, 0x7F, 0x80, 0xFF, 1 << 31, (1 << 32) - 1, 1 << 60, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 
 
