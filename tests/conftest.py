@@ -1,7 +1,5 @@
 """Fixtures for every room, and what holds for every process that runs tests."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -1,7 +1,5 @@
 """The house's rules, read from its sources."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """The documents: links and ledger citations resolve, and the log keeps its form."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A test marked `pairs` runs every pair of its parameters' values; the other cases are marked slow."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 
 import pytest

@@ -1,7 +1,5 @@
 """The field's words, one for each thing: what the glossary bans stands in no source, test or page of the docs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@
 fails until it has run. A load with empty caches then has these made while Python imports (gpu/first_launch.py).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

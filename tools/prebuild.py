@@ -8,8 +8,6 @@ of each archive and function, and refuses if a binary differs. Names of rooms be
 `wave`) leave the others alone. A test fails until one of the two has run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import lzma

@@ -5,8 +5,6 @@
 program in hundredths of a second instead of planning it for several seconds.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -3,8 +3,6 @@
 `python tools/resources.py 64 128` shows registers, spills, shared memory and occupancy for these head_dims.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

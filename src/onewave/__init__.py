@@ -8,8 +8,6 @@
 Names are loaded when they are first used, so that importing the package costs little and loads no torch.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING
 

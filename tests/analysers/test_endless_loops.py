@@ -1,7 +1,5 @@
 """A loop that cannot end is found, and no other."""
 
-from __future__ import annotations
-
 import pytest
 
 from kit.analysers.endless_loops import endless_loops

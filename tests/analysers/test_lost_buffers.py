@@ -1,7 +1,5 @@
 """What nobody reads is found, and nothing else."""
 
-from __future__ import annotations
-
 from kit.analysers.lost_buffers import lost_buffers
 
 KERNEL = """

@@ -1,7 +1,5 @@
 """What ptx_arrivals finds, on kernels of a few lines; real ones are asked where they are compiled."""
 
-from __future__ import annotations
-
 import pytest
 
 from kit.analysers.ptx_arrivals import early_arrivals

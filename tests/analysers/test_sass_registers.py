@@ -1,7 +1,5 @@
 """The analysis of unset registers finds what ptxas once left unset, and passes over moves that nobody uses."""
 
-from __future__ import annotations
-
 from kit.analysers.sass_registers import reads_before_writes
 
 

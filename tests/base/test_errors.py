@@ -1,7 +1,5 @@
 """Errors keep what they carry on their way between processes."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

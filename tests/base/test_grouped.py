@@ -1,7 +1,5 @@
 """Matrices in groups: GGUF's blocks opened up keep every value, and formats know their size."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Dequantising: our fast paths and the gguf library must agree bit for bit."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

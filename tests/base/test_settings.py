@@ -1,7 +1,5 @@
 """Environment variables and their page."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

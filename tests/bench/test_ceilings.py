@@ -1,7 +1,5 @@
 """Ceilings of the device that the tests run on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

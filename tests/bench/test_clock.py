@@ -1,7 +1,5 @@
 """The timing protocol."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

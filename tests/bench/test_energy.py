@@ -1,7 +1,5 @@
 """A board's energy, by an NVML that stands in for the driver's."""
 
-from __future__ import annotations
-
 import ctypes
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The ledger: what is written can be read, what is wrong is refused, and every citation has its line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

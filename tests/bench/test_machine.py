@@ -1,7 +1,5 @@
 """What is found out about the machine."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A tiny checkpoint with a tokenizer and a chat template, and the command line run in this process."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass

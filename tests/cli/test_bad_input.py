@@ -1,7 +1,5 @@
 """Every bad input is one line on stderr and exit status 2."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections import namedtuple

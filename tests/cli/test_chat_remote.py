@@ -1,7 +1,5 @@
 """`onewave chat --url` with a tiny model's server."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("fastapi", reason="the server needs onewave[serve]")

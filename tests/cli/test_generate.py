@@ -1,7 +1,5 @@
 """`onewave generate` on a tiny model."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Help, versions and the command itself."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`onewave info` and `onewave env`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """onewave profile, as a person runs it without a GPU."""
 
-from __future__ import annotations
-
 import csv
 import json
 

@@ -1,7 +1,5 @@
 """What commands say when a model is loaded."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any

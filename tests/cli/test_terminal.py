@@ -1,7 +1,5 @@
 """`onewave chat` in a real terminal: prompt, Ctrl-C, Ctrl-D."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess

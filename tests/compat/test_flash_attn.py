@@ -1,7 +1,5 @@
 """flash-attn's functions against attention written out for each query."""
 
-from __future__ import annotations
-
 import inspect
 from itertools import product
 from typing import Any

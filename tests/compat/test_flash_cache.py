@@ -1,8 +1,6 @@
 """flash_attn_with_kvcache on caches that autograd, a compiler or vmap see: what is read, what is written, what has a
 graph."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

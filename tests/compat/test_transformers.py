@@ -1,7 +1,5 @@
 """attn_implementation="onewave" in transformers against its eager attention, on tiny models."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys

@@ -7,8 +7,6 @@ Run with this project's Python (it needs the gguf package); --llama-python is on
 ids were made by the version that the file's "made_by" names.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

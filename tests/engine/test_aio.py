@@ -1,7 +1,5 @@
 """AsyncLLM: many requests on one loop, and what becomes of them when readers go, steps fail or the engine stops."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

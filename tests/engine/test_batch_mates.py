@@ -1,7 +1,5 @@
 """Outputs do not depend on batch-mates, prefix hits, chunks or preemptions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

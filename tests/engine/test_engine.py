@@ -1,7 +1,5 @@
 """The engine's loop against a reference that recomputes everything, on a runner that notices misuse."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

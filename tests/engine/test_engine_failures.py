@@ -1,7 +1,5 @@
 """What fails or is interrupted in the engine's loop ends whom it must, and nobody and nothing else."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Sequence

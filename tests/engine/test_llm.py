@@ -1,7 +1,5 @@
 """LLM on a tiny random checkpoint, against transformers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

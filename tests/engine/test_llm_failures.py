@@ -1,7 +1,5 @@
 """What callers of one LLM see of each other's failures, and what a caller's own failure costs the others."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """The table that `onewave tiles lower decode` writes is the one that the engine launches, word for word."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 

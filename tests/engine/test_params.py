@@ -1,7 +1,5 @@
 """SamplingParams: what is refused, in which words, and what stays as it was given."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prompts of several requests in one pass, long ones in chunks, and one run for all samples of a request."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The forms of prompts and parameters, and what is none of them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

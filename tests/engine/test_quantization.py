@@ -1,7 +1,5 @@
 """`quantization=`: checked first, carried to whatever holds the weights, and said where it saves nothing."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """ModelRunner's cache: how large it is, and that blocks may lie anywhere and be copied."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

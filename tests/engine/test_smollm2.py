@@ -1,7 +1,5 @@
 """A real model: SmolLM2-135M-Instruct from its Q4_1 file, against transformers on the same dequantised weights."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Threads that share an engine: what its one thread does between steps, and what streams show meanwhile."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

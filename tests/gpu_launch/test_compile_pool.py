@@ -1,7 +1,5 @@
 """Kernels compiled in processes of their own are those that Triton looks for."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """What a first launch begins with, in threads: Triton's digest of its files, and C launchers of kernels."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """launch_kernel: what it takes for the same call as before is the same to Triton, and what it then launches."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

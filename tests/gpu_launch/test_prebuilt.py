@@ -1,7 +1,5 @@
 """Prebuilt kernels are today's, Triton takes them for its own, and nothing else is taken for one of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

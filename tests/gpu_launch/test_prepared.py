@@ -1,7 +1,5 @@
 """Prepared calls, tested where Triton binds kernels instead of interpreting them: kit/alone/prepared_alone.py."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

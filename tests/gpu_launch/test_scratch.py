@@ -1,7 +1,5 @@
 """Scratch that one launch leaves for the next, when several threads launch."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -4,8 +4,6 @@ data/compiled.json holds a line a case: a key, and the report. The key is a dige
 from and of the code that reports on it. Tests compute keys, compile nothing, and assert what the reports say.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Ragged requests under load with a cache that is too small, and the same requests alone."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Decode attention's and masked attention's kernels run on tensors wherever they lie, without the public checks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Have operators choose for a GPU that is not there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The two lanes of tests: which cases `make test` runs, and which are left to `make test-all`."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from itertools import combinations
 from typing import Any

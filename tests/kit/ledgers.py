@@ -1,7 +1,5 @@
 """Ledger files as tests read them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

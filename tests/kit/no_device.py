@@ -4,8 +4,6 @@ While `pretended_device` lasts, in this thread, each tensor says that it lies on
 made on the CPU, and `torch.cuda` answers for a device of the given capability. Memory that nothing writes takes none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, nullcontext
 from math import prod

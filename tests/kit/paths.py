@@ -1,7 +1,5 @@
 """Where the project's files are, wherever a test stands."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

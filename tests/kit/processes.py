@@ -1,7 +1,5 @@
 """Python processes that a test starts, and Ctrl-C in its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

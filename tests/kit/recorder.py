@@ -1,7 +1,5 @@
 """Records what our host code launches for a call, on a device that is not there."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

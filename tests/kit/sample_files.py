@@ -1,7 +1,5 @@
 """Small weight files for the tests, byte by byte, so that any field can be made wrong."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Iterable, Mapping

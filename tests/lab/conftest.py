@@ -1,7 +1,5 @@
 """The lab's application without a network, and the lab served on loopback with a real Chromium in front of it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Every route: what it answers, and that whatever is wrong with a request comes back as one line of JSON."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """The game's numbers on the server: each equal to what the tile simulator itself says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Whom the lab answers: not other sites in the same browser, not whoever sends too much."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("fastapi", reason="the lab's server needs onewave[lab]")

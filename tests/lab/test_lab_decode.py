@@ -1,7 +1,5 @@
 """The lab's questions about a decode step's plan and about profiles."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Chains, sample traces and the staircase as the page gets them."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

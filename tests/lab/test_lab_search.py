@@ -1,7 +1,5 @@
 """Best from here: against every way there is to finish a game, where they can all be tried."""
 
-from __future__ import annotations
-
 import random
 from itertools import permutations
 

@@ -1,7 +1,5 @@
 """The Decode and Profile pages in a real Chromium."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The tile game in a real Chromium, its counts beside those of the simulator."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

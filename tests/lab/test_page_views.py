@@ -1,7 +1,5 @@
 """Chains, traces and orders in a real Chromium, and the page's frame around them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

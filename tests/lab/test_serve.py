@@ -1,7 +1,5 @@
 """Where the lab listens, and the command that starts it."""
 
-from __future__ import annotations
-
 import re
 import signal
 import socket

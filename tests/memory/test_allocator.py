@@ -1,7 +1,5 @@
 """The pooled allocator beside a model, and what it promises one by one."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 

@@ -1,7 +1,5 @@
 """The block pool alone: against a model that is too simple to be wrong, and its rate."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Entries of a block table, written in runs or all at once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

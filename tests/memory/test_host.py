@@ -1,7 +1,5 @@
 """How much memory is left, by what Linux says of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

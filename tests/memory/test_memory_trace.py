@@ -1,7 +1,5 @@
 """Traces of allocations: written, read, refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from kit.alone.allocator_model import CountedMemory

@@ -1,7 +1,5 @@
 """Static plans."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

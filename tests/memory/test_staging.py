@@ -1,7 +1,5 @@
 """Steps' results in pooled host memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

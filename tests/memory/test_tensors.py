@@ -1,7 +1,5 @@
 """Tensors from a pool, and when they come back."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The planned memory of a pass beside what a pass takes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

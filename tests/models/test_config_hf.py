@@ -1,7 +1,5 @@
 """ModelConfig from config.json: real transformers configs of both major versions, and every way one can be wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Layers of the CPU that run as one list of jobs: the operators' bits, whoever decodes beside whom."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

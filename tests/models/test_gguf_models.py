@@ -1,7 +1,5 @@
 """GGUF files: their metadata, and the model in them against the HF checkpoint of the same weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

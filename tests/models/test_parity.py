@@ -1,7 +1,5 @@
 """Our logits against transformers' on tiny random checkpoints of every family and RoPE kind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The search over plans of a decode step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Profiles: FLOPs, bytes, predictions and verdicts of prompts and decode steps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

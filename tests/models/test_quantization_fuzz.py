@@ -1,7 +1,5 @@
 """Whatever a quantised checkpoint's config and parts say, reading it ends in matrices or in one OnewaveError."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

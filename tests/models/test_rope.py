@@ -1,7 +1,5 @@
 """Frequencies and rotary rows against transformers' own functions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

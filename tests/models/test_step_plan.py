@@ -1,7 +1,5 @@
 """Plans of decode steps as files: written, read, edited, proved."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A step's prediction: its own plan simulated, costs fitted, kept and read back."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How many blocks a decode step's launch takes of those that a GPU runs side by side."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

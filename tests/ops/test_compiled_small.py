@@ -1,7 +1,5 @@
 """The feed-forward chain's and the smaller operators' kernels as they are compiled, from the committed reports."""
 
-from __future__ import annotations
-
 import pytest
 
 from kit.compiled import REGISTERS_AN_SM, SHARED_A_BLOCK, committed, reports_of

@@ -1,7 +1,5 @@
 """explain: what it says is what runs."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

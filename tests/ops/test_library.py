@@ -1,7 +1,5 @@
 """Every operator as PyTorch's compiler sees it: schema, fake implementation, and one unbroken graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

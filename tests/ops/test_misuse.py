@@ -1,7 +1,5 @@
 """Calls that used to crash, or to give wrong numbers, and say now what is wrong, or are right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any

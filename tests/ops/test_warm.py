@@ -1,7 +1,5 @@
 """Compiling kernels side by side. What comes out on a GPU: tests/gpu/engine/test_warm_gpu.py."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Servers of tiny models of random weights, for all tests of this folder that need nothing of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

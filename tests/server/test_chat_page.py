@@ -1,7 +1,5 @@
 """The chat page in a real Chromium, before a tiny model's server."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

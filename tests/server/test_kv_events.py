@@ -1,7 +1,5 @@
 """Block events over ZeroMQ, read as a router reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

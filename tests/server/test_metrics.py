@@ -1,7 +1,5 @@
 """/metrics: what requests leave there, under either prefix."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`onewave serve` as a process: how it begins, what SIGTERM, kill -9 and a crowd do to it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

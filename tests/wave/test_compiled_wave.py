@@ -1,8 +1,6 @@
 """The wave's kernel as it is compiled for sm_90, from the committed reports: every shape of tile, both hand-offs, all
 formats of weights, attention at each head_dim and group size, plain caches and pages, the test build, the trace."""
 
-from __future__ import annotations
-
 import pytest
 
 from kit.compiled import SHARED_A_BLOCK, blocks_an_sm, committed, reports_of

@@ -1,7 +1,5 @@
 """DummyStore: random weights that are the same whatever is made before, after or beside them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """GGUF's blocks of 4 to 8 bits as matrices in groups. Source: ggml's ggml-quants.c, dequantize_row_*."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

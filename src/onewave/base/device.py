@@ -1,7 +1,5 @@
 """The GPU a call is for: its number, compute capability and SMs. The one file of this room that imports torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast

@@ -21,8 +21,6 @@ OnewaveError
 Each carries one line that says what failed, what was given, what is allowed and what to do next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

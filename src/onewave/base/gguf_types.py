@@ -4,8 +4,6 @@ Source: ggml's ggml.h (enum ggml_type) and gguf-py's GGML_QUANT_SIZES. Q8_1 and 
 intermediate results and are never stored.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """GPUs by name: what profile predicts for one that is not at hand, and the time that a product's tiles take on it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onewave.base.errors import InvalidArgumentError, shown

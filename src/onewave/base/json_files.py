@@ -1,7 +1,5 @@
 """JSON objects in the small files of a model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, cast

@@ -5,8 +5,6 @@ G8   d, m float32, 32 int8                                       d * q + m
 GF8  d float32, 32 e4m3                                          d * q
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

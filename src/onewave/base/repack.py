@@ -1,7 +1,5 @@
 """Matrices in groups as rows of blocks, the form that a CPU's kernels read."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -4,8 +4,6 @@ A row's scale is its largest magnitude over the format's largest, so each value 
 format. The scale multiplies the float32 sum of a row's product, so nothing else is rounded.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

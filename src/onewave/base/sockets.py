@@ -1,7 +1,5 @@
 """Sockets that servers listen on."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -4,8 +4,6 @@
 group. `COMPACT` loses nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

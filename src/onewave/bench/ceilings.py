@@ -1,7 +1,5 @@
 """What a device can do at best, measured in the same run as what is compared with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ where nothing is serialised: kernels that overlap, overlap. Counters are those o
 the GPU should have nothing else to do; clocks are left alone.
 """
 
-from __future__ import annotations
-
 import csv
 import ctypes
 import re

@@ -1,7 +1,5 @@
 """What a GPU's board takes: NVML's energy counter over a run of some seconds, idle power measured before."""
 
-from __future__ import annotations
-
 import ctypes
 import time
 from collections.abc import Callable

@@ -16,8 +16,6 @@ A line of `ledger/<device>.jsonl`:
 Lines are appended, never changed: a citation `ledger/h200.jsonl:12` stays true.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

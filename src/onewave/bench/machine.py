@@ -1,7 +1,5 @@
 """What a measurement ran on, and what `onewave env` prints. Never fails: what can't be found out is None or unknown."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

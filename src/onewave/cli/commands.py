@@ -1,7 +1,5 @@
 """Groups of commands that are imported one at a time, so that help imports none and a command itself alone."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass

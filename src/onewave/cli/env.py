@@ -1,7 +1,5 @@
 """`onewave env`: what a bug report should say about this machine."""
 
-from __future__ import annotations
-
 import json
 import platform
 import shutil

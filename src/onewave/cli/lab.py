@@ -1,7 +1,5 @@
 """`onewave lab`: the tile lab in the browser."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Annotated
 

@@ -10,8 +10,6 @@ exit status   meaning
 Nothing that is imported before a command runs loads torch: help and most errors come at once.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -1,7 +1,5 @@
 """Options that several commands share, under vLLM's names where it has them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path

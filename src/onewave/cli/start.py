@@ -5,8 +5,6 @@ in their own way, or leave a module that is half there. Nor in the lines of Pyth
 are called where exceptions are ignored. Nothing is lost by leaving at once then.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

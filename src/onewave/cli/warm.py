@@ -1,7 +1,5 @@
 """`onewave warm`: compile attention's kernels before their first call."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Annotated

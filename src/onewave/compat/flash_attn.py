@@ -5,8 +5,6 @@ differs: the forward pass only (dropout, attention probabilities and backward ar
 run to run whether `deterministic` is set or not, and a row that may attend to nothing has LSE -inf.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, Signature, signature

@@ -9,8 +9,6 @@ everything; a bool tensor of shape [0, window] means causal with a sliding windo
 (padding, packed sequences, chunks, image blocks) is its own bool mask [batch, 1, queries, keys].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """LLM's arguments and the checks that need neither torch nor a model, so that they come before anything is fetched."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ A request's life:
 Nothing here knows about text, files or models: it needs a `Runner` and, for text, something that makes detokenizers.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence

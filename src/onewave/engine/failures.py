@@ -4,8 +4,6 @@ The error as it was raised is never kept: the frames of its traceback hold what 
 a caller holds a request and does not look.
 """
 
-from __future__ import annotations
-
 import traceback
 from copy import copy
 

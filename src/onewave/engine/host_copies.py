@@ -1,7 +1,5 @@
 """A step's results on their way to the host, and there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """What a caller gets back, shaped like vLLM's results."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The forms in which prompts and parameters may come, made one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast

@@ -6,8 +6,6 @@ calls into C. Ctrl-C leaves none half done, as it may a Condition, which is Pyth
 garbage collector may close a stream anywhere, in the middle of this thread's own step too.
 """
 
-from __future__ import annotations
-
 import atexit
 import logging
 import os

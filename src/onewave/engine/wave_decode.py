@@ -1,7 +1,5 @@
 """Decoding through the one-launch wave: built when the model loads, checked against the plain operators, then used."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Grids of two axes: a GPU takes 2^31 - 1 programs along axis 0, but only 65,535 along axis 1."""
 
-from __future__ import annotations
-
 MAX_SECOND = 65_535
 
 

@@ -9,8 +9,6 @@ Launches on one stream run one after another, so one that takes and leaves its s
 one launch leaves there for the next is safe from other threads' launches between the two while `held`.
 """
 
-from __future__ import annotations
-
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial

@@ -4,8 +4,6 @@ A thread records its own launches (`launch_kernel`) and the memory that they tak
 (`scratch`, dealt tables); `prepared.py` makes a prepared call of a tape.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager

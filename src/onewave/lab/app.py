@@ -1,7 +1,5 @@
 """The lab's HTTP application: static files, and JSON routes that hand the page's questions to tiles."""
 
-from __future__ import annotations
-
 import json
 import mimetypes
 from collections.abc import Callable, Mapping

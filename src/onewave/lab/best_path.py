@@ -1,7 +1,5 @@
 """Best from here: the cheapest way found to finish a path, and whether it is proven to be the cheapest."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The step is the one that the engine launches (models/llama_plan); its time is pr
 launch, as `onewave bench predict` and `tiles simulate plan.json` predict it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Reading what the page sent: every field checked, every mistake an InvalidArgumentError in one line."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

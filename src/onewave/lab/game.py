@@ -5,8 +5,6 @@ Two units. "panels": a tile of C needs a whole row panel of A and column panel o
 tiles. C's accumulator stays in registers and each tile of C is stored once.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

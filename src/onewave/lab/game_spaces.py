@@ -4,8 +4,6 @@ LRU and FIFO leave one cache behind. Belady leaves a choice: which panels it kep
 first move of its space goes to every cache that the done tiles allow, each at its least cost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Sequence
 
 from onewave.tiles.search.spaces import BeladySpace, BeladyState, LruSpace, LruState, Tiles

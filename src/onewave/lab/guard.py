@@ -6,8 +6,6 @@ carries an Origin must come from the same host; and one that another site made, 
 may only open the page, as a link does. The last is for GET: from an <img> or a <script> it carries no Origin.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 from collections.abc import Awaitable, Callable, MutableMapping

@@ -3,8 +3,6 @@
 A decode step is the one that the engine plans and launches (models/llama_plan), which needs neither torch nor a GPU.
 """
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The Profile page's questions: what bounds each part of a model's prompts and steps, predicted, with its roofline."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

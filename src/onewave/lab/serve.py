@@ -1,7 +1,5 @@
 """Binding the lab's port and running it under uvicorn."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 import threading

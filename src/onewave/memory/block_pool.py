@@ -12,8 +12,6 @@ the same. A block that others hold, or that is sealed, is copied before it is wr
 Every operation takes constant time a block. Results depend on the calls alone.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence

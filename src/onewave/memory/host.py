@@ -1,7 +1,5 @@
 """How much memory the host has left for this process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path

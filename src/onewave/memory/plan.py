@@ -1,7 +1,5 @@
 """A static plan: offsets into one buffer for values whose lifetimes are known beforehand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Where an allocator takes its memory from."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 from typing import Protocol

@@ -1,7 +1,5 @@
 """What running out of memory looks like."""
 
-from __future__ import annotations
-
 import torch
 
 

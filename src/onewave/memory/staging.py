@@ -1,7 +1,5 @@
 """Pinned host memory for what is on its way to a GPU or from it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

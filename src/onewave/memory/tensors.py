@@ -1,7 +1,5 @@
 """Tensors from pooled memory: one pool for each GPU, for each GPU's pinned host memory, and for the CPU."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import deque

@@ -1,7 +1,5 @@
 """How much memory a pass's activations take, planned from the model's sizes without running it."""
 
-from __future__ import annotations
-
 from onewave.memory.plan import Lifetime, Plan, plan_offsets
 from onewave.models.config.model_config import ModelConfig
 

@@ -6,8 +6,6 @@ next. Decode steps are the same each time, so their lists are kept. Kernels and 
 are the bits.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch

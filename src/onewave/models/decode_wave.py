@@ -1,7 +1,5 @@
 """A LLaMA-family decode step as one launch: llama_plan's program with its weights and buffers on a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """What checkpoints call their tensors, and which shape each must have."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

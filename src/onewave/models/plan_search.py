@@ -7,8 +7,6 @@ that ends late and give it to one that ends early. The best, and then the best o
 those before, are dealt out whole, proved, and simulated whole.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence

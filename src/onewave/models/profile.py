@@ -5,8 +5,6 @@ whose logits are wanted, attention, and the small operators between them (norms,
 values). FLOPs count what the part computes, bytes what it has to read and write at least once, in 16 bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

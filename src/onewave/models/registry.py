@@ -1,7 +1,5 @@
 """The model families, one row each: what their checkpoints are called and which parts of the decoder they have."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

@@ -1,7 +1,5 @@
 """The roofline of a GPU with a profile's parts, as SVG."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from html import escape

@@ -6,8 +6,6 @@ Sources: Su et al. 2021, arXiv:2104.09864 (RoPE); Chen et al. 2023, arXiv:2306.1
 arXiv:2309.00071 (dynamic NTK, YaRN); Llama 3.1's reference code (llama3).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ The simulator knows a plan's bytes and their order. Hand-off costs between stage
 (tiles.sim.fit); wave_costs.json keeps them with their source.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Which implementation of an operator runs: Triton on CUDA, compiled loops for float32 on the CPU, or the reference."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib import import_module
 from types import ModuleType

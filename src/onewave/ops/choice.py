@@ -16,8 +16,6 @@ The pattern, in each operator's folder (merge_attention is the shortest example)
 A row of the table in explain.py names `describe` and `choose`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

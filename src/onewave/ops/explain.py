@@ -5,8 +5,6 @@
 Each operator's own `choose` answers; this file only reads the question and lays out the answer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

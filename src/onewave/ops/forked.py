@@ -5,8 +5,6 @@ threads, so the forking thread would wait in the child for ever. It computes alo
 get teams of their own, and the engine's is one of them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ Packed, x = 16 / itemsize elements of a key lie together and the keys of a chunk
 threads each own a key reads 16 bytes a thread without gaps. Packing moves elements and changes none.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from onewave.base.errors import ShapeError

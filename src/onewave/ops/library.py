@@ -6,8 +6,6 @@ of times; plain eager inference therefore calls the implementation directly, and
 (a compiler, a tensor subclass, autograd) take the registered way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar

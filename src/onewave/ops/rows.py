@@ -3,8 +3,6 @@
 The launch asks `module_for` and the operator's own tile, and so does explain.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Compiling attention's kernels before their first call: side by side, into Triton's cache on disk."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The app: its endpoints, and how they are put together."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """From a conversation, its tools and the wanted form of the answer to the turn that runs: what all chat APIs share."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping, Sequence

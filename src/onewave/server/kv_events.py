@@ -12,8 +12,6 @@ A hash is the last 8 bytes of a block's key, unsigned. A second socket, ROUTER, 
 batches that are kept, and at the end with the number -1 and an empty frame.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import threading

@@ -1,7 +1,5 @@
 """Log-probabilities in the shapes of chat answers and of completions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

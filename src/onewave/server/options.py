@@ -1,7 +1,5 @@
 """What `onewave serve` is asked for beside the model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from onewave.base.errors import InvalidArgumentError

@@ -1,7 +1,5 @@
 """What every endpoint works with: the engine, the options, the metrics."""
 
-from __future__ import annotations
-
 import time
 from functools import cached_property
 from typing import Annotated

@@ -5,8 +5,6 @@ text apart into content, reasoning and tool calls as it comes. `deltas` then yie
 the answers at the end. Endpoints only write that down in their API's shape.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass

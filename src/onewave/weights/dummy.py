@@ -1,7 +1,5 @@
 """Seeded random weights, for measuring a model's shape without its checkpoint."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What `bench prompt --beside-stream` measures: the stream's longest gap while a prompt runs, and no other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from threading import Event
 from types import SimpleNamespace

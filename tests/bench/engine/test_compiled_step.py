@@ -1,7 +1,5 @@
 """The step that torch.compile gets computes what the plain one does."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What `bench latency` measures, against an engine whose times are known."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

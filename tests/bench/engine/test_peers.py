@@ -1,7 +1,5 @@
 """Comparing engines: a worker that speaks the protocol stands in for each of them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

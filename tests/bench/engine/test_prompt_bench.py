@@ -1,7 +1,5 @@
 """What `bench prompt` measures: every attention in turns, each where the engine's own was, and nothing left behind."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Timing starts: a worker that speaks the protocol stands in for the model's processes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`bench wave` and `bench ops ffn` without a GPU: what they refuse, and what they count."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace

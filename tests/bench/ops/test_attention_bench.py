@@ -1,7 +1,5 @@
 """The attention benchmark: fair rounds, failures that show, and figures that follow from the times."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The benchmark of attention in float8: what its operands stand for, what a peer gets, and the command."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

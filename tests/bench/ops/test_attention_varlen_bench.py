@@ -1,7 +1,5 @@
 """The benchmark of packed sequences: lengths that fill the tokens, work counted per sequence, peers in their layout."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

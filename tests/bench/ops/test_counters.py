@@ -1,7 +1,5 @@
 """Counters by ncu: what is made of its report, and of a machine that has none."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

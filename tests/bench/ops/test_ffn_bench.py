@@ -1,7 +1,5 @@
 """`bench ops ffn`: which arrangements it measures on which shapes, and what it prints. The times here are made up."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from types import SimpleNamespace

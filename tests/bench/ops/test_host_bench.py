@@ -1,7 +1,5 @@
 """Host time of eager calls: every operator of a forward pass has its turn, and figures are a ratio and ledger lines."""
 
-from __future__ import annotations
-
 import json
 
 import torch

@@ -1,7 +1,5 @@
 """`bench ops post-attention`: its arrangements compute one thing, its shapes and what a line counts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

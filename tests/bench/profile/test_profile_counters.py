@@ -1,7 +1,5 @@
 """What ncu counts of a profile: which range belongs to which part."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`onewave bench` on a tiny model."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Options of benchmarks, and of `warm`, that make no sense are refused before anything is measured."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

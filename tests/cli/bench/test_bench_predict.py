@@ -1,7 +1,5 @@
 """`onewave bench predict`: predict, compare, fit and save, without a GPU."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

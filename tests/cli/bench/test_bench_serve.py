@@ -1,7 +1,5 @@
 """`onewave bench serve` against a tiny model's server, and servers that answer badly."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socketserver

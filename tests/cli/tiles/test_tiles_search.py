@@ -1,7 +1,5 @@
 """onewave tiles search, as a person runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

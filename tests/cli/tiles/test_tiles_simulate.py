@@ -1,7 +1,5 @@
 """onewave tiles simulate, bounds and compare, as a person runs them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

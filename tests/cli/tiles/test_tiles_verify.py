@@ -1,7 +1,5 @@
 """`tiles verify`: the JSON file, its verdicts and its exit statuses."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time

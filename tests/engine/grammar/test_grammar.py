@@ -1,7 +1,5 @@
 """Structured output: what a grammar allows, token by token, and nothing else changed."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import sys

@@ -1,7 +1,5 @@
 """A thousand random JSON schemas on a random model, which writes anything that it may: all outputs are valid."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Loading: what is refused, what is shared, what is made up."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`compact=`: what it is taken for, the same tokens as of plain weights, and weights that it can't hold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is compiled while a first program is planned: what the load launches later, and never in the load's way."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Quantised checkpoints in a wave's stream in their own bits: the values of the file, in plain operators and in the
 kernel's own source."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Keys and values in 8 bits through the model and the engine, on a CPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

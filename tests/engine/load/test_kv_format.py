@@ -1,7 +1,5 @@
 """Scales of keys and values in 8 bits: stored ones as they are, others measured, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

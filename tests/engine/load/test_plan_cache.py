@@ -1,7 +1,5 @@
 """Decode programs on disk: the same program back, and never a wrong one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Checkpoints of other quantisers: read exactly, kept small on a CPU, refused in one line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

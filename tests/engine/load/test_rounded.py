@@ -1,7 +1,5 @@
 """One rounded model, whoever holds it: a stream of bytes, plain matrices, either decode path."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

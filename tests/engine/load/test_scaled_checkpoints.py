@@ -1,7 +1,5 @@
 """Checkpoints whose config asks for 8-bit activations: prompts and decode steps compute with them, as defined."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

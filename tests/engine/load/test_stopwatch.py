@@ -1,7 +1,5 @@
 """A load's time by phase."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

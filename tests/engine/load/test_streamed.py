@@ -1,7 +1,5 @@
 """Models whose matrices lie in a wave's stream: the same model, and never there twice."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from contextlib import ExitStack

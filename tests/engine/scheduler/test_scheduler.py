@@ -1,7 +1,5 @@
 """The scheduler alone: its order, its blocks, and a random run in which nothing may be lost, doubled or starved."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import pytest

@@ -1,7 +1,5 @@
 """From a rendered conversation to token ids: only what the template wrote becomes a control token."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Chat templates: transformers' layout, whatever messages hold, and templates and messages that are refused."""
 
-from __future__ import annotations
-
 from datetime import date
 from fractions import Fraction
 from pathlib import Path

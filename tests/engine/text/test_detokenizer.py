@@ -1,7 +1,5 @@
 """Text that streams: never half a character, and the same in the end."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Stop strings: found wherever tokens cut them, never shown before they are ruled out."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

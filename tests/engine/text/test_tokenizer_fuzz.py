@@ -1,7 +1,5 @@
 """Broken metadata and files end in one of our errors, never in a crash or a hang."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

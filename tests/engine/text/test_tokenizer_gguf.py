@@ -1,7 +1,5 @@
 """The tokenizer inside a GGUF file, against llama.cpp (committed ids) and transformers (live)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

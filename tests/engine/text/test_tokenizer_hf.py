@@ -1,7 +1,5 @@
 """Tokenizers of Hugging Face directories, against transformers and against the same vocabulary in a GGUF file."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Traced strings: a str in every answer, and the writer of each character through every operation that is followed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

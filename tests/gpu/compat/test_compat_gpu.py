@@ -1,7 +1,5 @@
 """The doors for other ecosystems on a GPU: bf16, every cache layout, graphs, and transformers' models."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager

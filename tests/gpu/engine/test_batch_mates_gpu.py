@@ -1,7 +1,5 @@
 """On a GPU: logits do not depend on batch-mates, prefix hits, chunks or preemptions, bit for bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The read ceiling and the timing protocol on a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

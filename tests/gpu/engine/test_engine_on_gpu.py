@@ -1,7 +1,5 @@
 """Sampling and the engine's loop on a CUDA GPU: the same tokens as on the CPU, whatever runs beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A first load makes everything ready that it launches, from the package or compiled in other processes while the
 program is planned, and gives the memory back."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

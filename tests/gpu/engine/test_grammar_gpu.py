@@ -1,7 +1,5 @@
 """On a GPU: grammars are obeyed while steps run ahead, and change no token of batch-mates."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Prompts alone, packed, in chunks, with and without graphs: bitwise the same logits, and tokens as alone."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

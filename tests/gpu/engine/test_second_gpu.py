@@ -1,7 +1,5 @@
 """Operators on tensors of a GPU that is not the current one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Engines on two GPUs of one process: each decodes where its weights lie, and with what it recorded there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

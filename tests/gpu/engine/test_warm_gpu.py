@@ -1,7 +1,5 @@
 """Common kinds of prefill attention are prebuilt, and after `onewave warm` have all they need, in any process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The engine on a GPU that the wave runs on: taken by default, weights there once, the same text in any batch."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Prepared calls on a GPU: the results of unprepared ones, bit for bit, and nothing left behind."""
 
-from __future__ import annotations
-
 import gc
 import random
 import threading

@@ -1,7 +1,5 @@
 """Attention in float8 on a GPU: masks, lengths, scales and packed sequences against float32, and its bits."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hopper's attention kernel on a GPU: every mask and length against float64, hard logits, packed sequences, bits."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

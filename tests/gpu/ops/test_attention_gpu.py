@@ -1,7 +1,5 @@
 """attention and attention_varlen on a GPU: graphs, streams, compilers, 64-bit offsets, and no hidden work."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

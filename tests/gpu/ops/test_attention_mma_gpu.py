@@ -1,7 +1,5 @@
 """The m16n8k16 attention kernel on a GPU: every mask and length against float64, hard logits, packed sequences."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

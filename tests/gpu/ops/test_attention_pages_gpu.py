@@ -1,7 +1,5 @@
 """Hopper's attention kernel on a GPU: keys in pages, and windows over packed sequences; bit for bit, NaN around."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

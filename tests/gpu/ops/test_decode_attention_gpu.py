@@ -1,7 +1,5 @@
 """The split-KV kernel on a GPU, where Hopper's does not run: several queries over caches of every alignment."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Hopper's decode kernel on a GPU: the same bits as the Triton kernel, for any call, and again at every launch."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

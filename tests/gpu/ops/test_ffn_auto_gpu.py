@@ -1,7 +1,5 @@
 """`auto` on a GPU whose measurements the table has: the backend that was fastest, its bits, and no surprises."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The feed-forward block for many rows on a GPU: numbers, bits, orders, streams, graphs, delays, stalls."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

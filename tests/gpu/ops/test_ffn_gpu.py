@@ -1,7 +1,5 @@
 """The feed-forward block as one wave on a GPU: numbers, bits, streams, graphs, stalls."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

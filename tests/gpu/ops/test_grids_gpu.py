@@ -1,7 +1,5 @@
 """More sequences and heads than a grid's second axis has programs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

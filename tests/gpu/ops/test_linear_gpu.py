@@ -1,7 +1,5 @@
 """The product of several rows on Hopper: right, and a row's bits depend on that row alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

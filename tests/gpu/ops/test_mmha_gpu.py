@@ -1,7 +1,5 @@
 """masked_multihead_attention and append_kv on a GPU: long histories, streams, graphs, 64-bit offsets, float8."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """compute-sanitizer finds no race in shared memory and no access out of bounds in Hopper's prefill kernels."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

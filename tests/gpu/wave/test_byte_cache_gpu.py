@@ -1,7 +1,5 @@
 """On a GPU: decode steps from a cache in 8 bits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Compact weights on a GPU that the wave runs on: near the plain operators, and every weight as it came."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """Weights in a checkpoint's own bits on a GPU that the wave runs on: the same bits in any batch, and plain operators'
 logits."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 

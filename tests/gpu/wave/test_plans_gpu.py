@@ -1,7 +1,5 @@
 """Plans of a decode step that were changed, run: the same bits, a trace, a time."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Decode steps as one wave on a GPU: logits, caches, bits, batches, workers, delays, the engine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

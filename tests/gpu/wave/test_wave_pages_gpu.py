@@ -1,7 +1,5 @@
 """On a GPU: decode steps from a paged cache."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

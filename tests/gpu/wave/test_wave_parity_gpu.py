@@ -1,8 +1,6 @@
 """A decode step of the wave is as close to transformers in float32 as transformers itself is in bfloat16: every family,
 1 to 16 sequences, caches around every length at which their keys are split otherwise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

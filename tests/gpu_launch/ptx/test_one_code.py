@@ -1,7 +1,5 @@
 """Several warpgroups on one copy of their code: what becomes of a kernel's text, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from onewave.base.errors import UnsupportedError

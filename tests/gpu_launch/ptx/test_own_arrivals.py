@@ -1,7 +1,5 @@
 """Threads that each arrive for themselves: as many arrivals as one thread would have counted."""
 
-from __future__ import annotations
-
 import pytest
 
 from onewave.base.errors import UnsupportedError

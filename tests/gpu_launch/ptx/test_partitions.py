@@ -1,7 +1,5 @@
 """Warps that know their partition from their number: the same one that Triton would have told them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Marks on copies of what is read once, in a compilation's text."""
 
-from __future__ import annotations
-
 import pytest
 
 from onewave.gpu.ptx.evict_first import evict_first, marked

@@ -3,8 +3,6 @@
 `python tests/kit/alone/allocator_model.py 10000000` runs so many random calls.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time

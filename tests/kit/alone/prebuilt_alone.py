@@ -1,8 +1,6 @@
 """Prebuilt kernels, without a GPU: `python prebuilt_alone.py`, one JSON line. Not under Triton's interpreter:
 TRITON_INTERPRET must be unset, TRITON_CACHE_DIR an empty directory, and PYTHONPATH hold tools/."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import lzma

@@ -3,8 +3,6 @@
 `pytest --noconftest` of this file, without Triton's interpreter.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 from collections.abc import Callable, Generator

@@ -5,8 +5,6 @@ For compute-sanitizer, which makes them ten to a hundred times slower: small, bu
 name says "tiles".
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Calls of our operators that are compiled ahead of time, by what each is called."""
 
-from __future__ import annotations
-
 from kit.calls.attention import ATTENTION
 from kit.calls.call import Call
 from kit.calls.decode import DECODE

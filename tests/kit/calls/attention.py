@@ -1,7 +1,5 @@
 """Calls of prefill attention: of each kernel, all that it is compiled for and the options that change it most."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """One call whose kernels are compiled ahead of time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Calls of decode attention: split-KV by Triton and Hopper's kernel, plain and with a fused projection (mmha)."""
 
-from __future__ import annotations
-
 import mmap
 from functools import partial
 from math import prod

@@ -1,7 +1,5 @@
 """Random calls of the operators whose calls are prepared: few forms of each, and some that are not prepared."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Calls of one-byte products and of what makes their activations."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

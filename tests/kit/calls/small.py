@@ -1,7 +1,5 @@
 """Calls of the smaller operators and of the feed-forward chain."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import product

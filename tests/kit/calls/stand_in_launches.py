@@ -4,8 +4,6 @@ Kernels are bound as Triton binds them and not compiled. While `launches_kept` l
 the compiled launcher would get to a list: addresses as numbers, TMA's descriptors as what they are made from.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Launches of the wave: decode steps of models' shapes, and feed-forward blocks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Chat templates in the manner of well-known model families, written for these tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from kit.models.tiny_tokenizers import byte_level_metadata

@@ -1,7 +1,5 @@
 """Tiny Llamas whose weights are made up: their config.json, and LLMs of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

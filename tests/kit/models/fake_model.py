@@ -1,7 +1,5 @@
 """A model that is a hash, a tokenizer that is a table, and what a request must give, written down the slow way."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 

@@ -1,7 +1,5 @@
 """Quantised matrices as other programs store them, packed by loops of their own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

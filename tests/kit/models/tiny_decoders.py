@@ -1,7 +1,5 @@
 """Tiny random decoders of 16-bit weights, built without a checkpoint, and the same in float32."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

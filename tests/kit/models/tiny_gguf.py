@@ -1,7 +1,5 @@
 """Tiny GGUF files and the HF checkpoint of the very same dequantised weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny random checkpoints made with transformers, and its logits as the oracle."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

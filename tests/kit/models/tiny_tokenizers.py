@@ -4,8 +4,6 @@
 tests/data/make_golden.py).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

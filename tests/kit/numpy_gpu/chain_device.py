@@ -1,7 +1,5 @@
 """Launches of the chains' kernels, run in NumPy with the very arguments that a GPU would get."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """What a tensor descriptor addresses, as TMA does: coordinates times strides modulo 2^64, zeros outside the bounds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

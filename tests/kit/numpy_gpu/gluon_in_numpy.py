@@ -7,8 +7,6 @@ does to registers, or what a missing barrier inside a partition does to shared m
 16-bit operands are fp16 numbers, or bfloat16 ones as ml_dtypes has them: NumPy has none.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import textwrap

@@ -8,8 +8,6 @@ Half the interpreter's time went to what is the same each time: a table of dtype
 modules for each call of a function, the shape of each tensor anew.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from types import ModuleType

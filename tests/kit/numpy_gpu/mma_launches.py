@@ -1,7 +1,5 @@
 """Records what the m16n8k16 kernel of attention is launched with, so that its PTX or its source may be run instead."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What masked multi-head attention computes, written once more in NumPy loops that share no code with the operator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """mbarriers, waits that give up, and partitions as threads, for gluon_in_numpy."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Tensor maps, as TMA has them, of the memory of numpy_memory: what a copy of one box brings or writes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A program's buffers on the simulated device (gluon_in_numpy), and launches of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

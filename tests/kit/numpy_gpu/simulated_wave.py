@@ -1,7 +1,5 @@
 """Decode steps of a model on the simulated device, through the wave kernel's own source."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

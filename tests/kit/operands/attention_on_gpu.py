@@ -1,7 +1,5 @@
 """Random operands of attention on a GPU amid NaN, and what each kernel's results are held against."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

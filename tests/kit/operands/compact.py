@@ -1,7 +1,5 @@
 """Random weights and the shapes of compact tiles."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

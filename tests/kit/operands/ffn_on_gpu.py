@@ -1,7 +1,5 @@
 """Random operands of the feed-forward block on a GPU, and the rule that its results are held to."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

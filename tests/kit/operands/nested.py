@@ -1,7 +1,5 @@
 """Random rows that are quantised already: of nested formats, and of e4m3 numbers."""
 
-from __future__ import annotations
-
 import torch
 
 from onewave.base.group_rounding import GroupedRows

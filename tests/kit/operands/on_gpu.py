@@ -1,7 +1,5 @@
 """The GPU that tests run on, and the marks of those that need one of a kind."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Random numbers that are the same in every run."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Whether a matrix in a stream reads back."""
 
-from __future__ import annotations
-
 from onewave.wave.weights.pack import Weight, WeightStream
 from onewave.wave.weights.read_back import ReadBack
 

@@ -1,7 +1,5 @@
 """Models with rounded or compact weights on a GPU: one step of them, and what an engine holds and generates."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny models and filled caches on a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

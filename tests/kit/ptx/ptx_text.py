@@ -1,7 +1,5 @@
 """Runs a few lines of inline PTX in NumPy: words of 32 bits, their halves, and predicates."""
 
-from __future__ import annotations
-
 import re
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """What is reported of each kernel, by its name: resources, instructions, and what analysers find in its text."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable

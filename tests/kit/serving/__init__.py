@@ -1,7 +1,5 @@
 """A tiny model behind the server's app: a token a byte, so that one character takes several tokens."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

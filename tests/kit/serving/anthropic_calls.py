@@ -1,7 +1,5 @@
 """Sixty calls with the official `anthropic` client, each with what must hold of its answer, for any served model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anthropic

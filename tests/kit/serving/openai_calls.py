@@ -1,7 +1,5 @@
 """Sixty calls with the official `openai` client, each with what must hold of its answer, for any served model."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Run a task table with real numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Run a small table in every interleaving there is: the proof by exhaustion that tests hold `verify` against."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Break a table in one place, as tests do to see that `verify_table` notices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

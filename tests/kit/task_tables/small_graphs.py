@@ -1,7 +1,5 @@
 """Small graphs that the tests of schedules share."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from onewave.models.config.model_config import ModelConfig

@@ -1,7 +1,5 @@
 """Prove a task table that came from elsewhere: read from a file, or changed since it was lowered."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

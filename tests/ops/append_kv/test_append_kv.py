@@ -1,7 +1,5 @@
 """append_kv on every cache layout against a loop over single numbers: the reference, and the kernel."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

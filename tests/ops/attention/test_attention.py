@@ -1,7 +1,5 @@
 """attention and attention_varlen as their users call them, on a CPU: meaning, choices of backend, refusals."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention in float8 without a GPU: the contract, what the values' kernel writes, and what the kernel compiles to."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 from typing import Any

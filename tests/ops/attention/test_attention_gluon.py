@@ -1,7 +1,5 @@
 """Hopper's attention kernel without a device: how its tiles are dealt, what it takes and refuses."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator

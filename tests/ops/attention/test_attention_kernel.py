@@ -1,7 +1,5 @@
 """The portable kernel of attention: under Triton's interpreter on a CPU, natively on a GPU."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """attention(backend="mma") without a GPU: its source in NumPy against float64, and what it takes and refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Hopper's attention kernels, their own source executed in NumPy: protocol, masks, pages, packed sequences, float8."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Keys in pages, and windows over packed sequences, without a GPU: the contract, and what the loading warp copies."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -4,8 +4,6 @@ Kernels run in NumPy (attention_in_numpy) with one fault planted in their source
 wait does, and orders nothing: a wait that is missing where the timing happens to be right.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Prefill attention's kernels as they are compiled for sm_80, sm_89 and sm_90, from the committed reports."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

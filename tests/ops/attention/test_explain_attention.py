@@ -1,7 +1,5 @@
 """explain of the attention operators: it answers what the call does, and refuses what the call refuses."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

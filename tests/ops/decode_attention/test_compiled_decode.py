@@ -1,7 +1,5 @@
 """Decode attention's kernels as they are compiled for sm_80 and sm_90, from the committed reports."""
 
-from __future__ import annotations
-
 import pytest
 
 from kit.compiled import SHARED_A_BLOCK, reports_of

@@ -3,8 +3,6 @@
 Under the interpreter on the CPU, natively on a GPU. Whatever must not be read holds NaN.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which calls decode attention's loops for a CPU take, and operands that lie in memory as few do."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

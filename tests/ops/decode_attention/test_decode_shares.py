@@ -1,7 +1,5 @@
 """The split-KV kernel's shares: what is asked for ahead of time, who merges, and how long rows are cut. Interpreted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 What a GPU adds is checked there (tests/gpu/ops/test_decode_stream_gpu.py). Whatever must not be read holds NaN.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """Which calls Hopper's decode kernel takes, and what explain says of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

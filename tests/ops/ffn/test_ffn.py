@@ -1,7 +1,5 @@
 """The feed-forward block: planned, proved, packed and emulated without a GPU; refusals; registration."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """How the kernel for many rows is launched: in NumPy, with the very arguments that the GPU would get."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The kernel for many rows, its own source executed in NumPy: numbers, odd sizes, orders, policies, delays."""
 
-from __future__ import annotations
-
 import random
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """The plan for many rows: proved tables in every order and policy, even shares, waits that cover what is read."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `auto` makes of measurements: the table is the ledger's, one launch only where it is ahead, no copy too many."""
 
-from __future__ import annotations
-
 import json
 from collections import OrderedDict
 from types import SimpleNamespace

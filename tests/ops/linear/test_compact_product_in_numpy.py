@@ -1,7 +1,5 @@
 """The widening of compact tiles for products of several tokens, its own source executed in NumPy."""
 
-from __future__ import annotations
-
 import threading
 import types
 from itertools import product

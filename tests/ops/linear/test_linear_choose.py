@@ -1,7 +1,5 @@
 """What multiplies by dense weights on a GPU, and in which tiles."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """SwiGLU of a projection is what the two operators give one after the other, whatever runs it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

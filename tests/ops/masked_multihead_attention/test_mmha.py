@@ -1,7 +1,5 @@
 """masked_multihead_attention against an independent NumPy model: the reference, and the kernel (interpreted on CPU)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

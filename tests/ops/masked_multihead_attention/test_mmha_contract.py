@@ -1,7 +1,5 @@
 """masked_multihead_attention: mistakes that must not be repeated, refusals, and PyTorch's view of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """merge_attention: partial results over disjoint keys become the whole, in any tree of merges."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

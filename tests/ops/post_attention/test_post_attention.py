@@ -1,7 +1,5 @@
 """post_attention without a GPU: what it means, what it refuses, what explain says of it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What comes behind attention in one launch, the kernel's own source executed in NumPy."""
 
-from __future__ import annotations
-
 import random
 import time
 

@@ -1,7 +1,5 @@
 """The plan of what comes behind attention: proved tables, waits that cover what is read, no deadlock at any size."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Quantised rows against NumPy, and the kernel against the reference."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

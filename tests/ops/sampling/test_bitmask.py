@@ -1,7 +1,5 @@
 """Bitmasks on logits, of PyTorch and of NumPy alike."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

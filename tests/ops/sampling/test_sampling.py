@@ -1,7 +1,5 @@
 """ops.sampling against its reference, row by row, and against the distribution it promises."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """top_k and top_p without a sort: the kernel's own source in NumPy, on logits of every kind, against the sampler."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

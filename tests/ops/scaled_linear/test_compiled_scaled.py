@@ -1,7 +1,5 @@
 """The kernels of one-byte products and of their activations as they are compiled, from the committed reports."""
 
-from __future__ import annotations
-
 import pytest
 
 from kit.compiled import SHARED_A_BLOCK, reports_of

@@ -1,7 +1,5 @@
 """One-byte products against NumPy: on a CPU, and the portable kernel in the interpreter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

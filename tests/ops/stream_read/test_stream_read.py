@@ -1,7 +1,5 @@
 """The streaming read: every element counted once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Grammars of forced calls, of strict ones among text, and of forms behind a thought."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any

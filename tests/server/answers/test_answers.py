@@ -1,7 +1,5 @@
 """Reasoning and tool calls in answers, whole and in all kinds of pieces."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """/v1/chat/completions: answers whole and streamed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

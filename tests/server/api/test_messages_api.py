@@ -1,7 +1,5 @@
 """/v1/messages through Anthropic's own client."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

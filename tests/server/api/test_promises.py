@@ -1,7 +1,5 @@
 """What other servers have got wrong, over HTTP: BOS twice, an end-of-text id of several, another first answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

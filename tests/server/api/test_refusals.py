@@ -1,7 +1,5 @@
 """What OpenAI's API refuses, and this server too, before anything runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

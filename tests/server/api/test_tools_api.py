@@ -1,7 +1,5 @@
 """Tools, reasoning and forms of answers over HTTP, on a model of random weights that writes anything that it may."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

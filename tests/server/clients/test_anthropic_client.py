@@ -1,7 +1,5 @@
 """The official `anthropic` client against the server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The official `openai` client against the server."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

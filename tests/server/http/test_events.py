@@ -1,7 +1,5 @@
 """What becomes of requests with clients that go, steps that fail, and readers that are slow."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

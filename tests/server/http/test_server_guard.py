@@ -1,7 +1,5 @@
 """Keys, limits and malformed requests: one clear answer each, and the server goes on."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import socket

@@ -1,7 +1,5 @@
 """Builders: every element is computed once, from what it should be, with the FLOPs that the mathematics says."""
 
-from __future__ import annotations
-
 import pytest
 
 from onewave.base.errors import InvalidArgumentError

@@ -1,7 +1,5 @@
 """The decode step that the wave runs, as tiles see it: dealt, verified, lowered, simulated; on one core."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

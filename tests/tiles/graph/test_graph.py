@@ -1,7 +1,5 @@
 """Edges come from reads and writes alone; tiles at the edges have their exact size."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Fusion trees as text: what each tree computes, in what order, and what that moves between levels."""
 
-from __future__ import annotations
-
 import random
 import time
 

@@ -1,7 +1,5 @@
 """Programs by name: what people type becomes the graph that they mean, or one clear line."""
 
-from __future__ import annotations
-
 import pytest
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError

@@ -1,7 +1,5 @@
 """Orders: each a permutation on any grid, each interleaving a linear extension of any graph."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Policies: hand-counted waits and posts, and what holds for each of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Tables run by several workers in random interleavings: every order, policy and chain; real arithmetic; no hanging."""
 
-from __future__ import annotations
-
 import dataclasses
 import tracemalloc
 

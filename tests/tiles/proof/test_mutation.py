@@ -1,7 +1,5 @@
 """Ten thousand tables broken in one place: each is rejected, or proved harmless by running every interleaving."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The task table: words, files, and who may make one."""
 
-from __future__ import annotations
-
 import dataclasses
 import zlib
 

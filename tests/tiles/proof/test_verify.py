@@ -1,7 +1,5 @@
 """What verify accepts and rejects, case by case."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

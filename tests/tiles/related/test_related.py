@@ -1,7 +1,5 @@
 """Fusion groups, placement, grid syncs, reuse and block orders, against slow counts written from their definitions."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

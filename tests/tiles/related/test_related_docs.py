@@ -1,7 +1,5 @@
 """docs/related.md: every command on the page runs and prints what the page says it prints."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

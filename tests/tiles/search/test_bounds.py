@@ -1,7 +1,5 @@
 """Bounds: figures worked out by hand, and no order ever below one."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

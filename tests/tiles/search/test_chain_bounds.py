@@ -1,7 +1,5 @@
 """Bounds of two chained products and of attention: the counting behind them by brute force, and no order below one."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Searches for the order with the least panel traffic, against brute force and against their own replay."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import time

@@ -1,7 +1,5 @@
 """Shared memory's banks: what conflicts, what does not, and which swizzles remove it."""
 
-from __future__ import annotations
-
 import pytest
 
 from onewave.base.errors import InvalidArgumentError

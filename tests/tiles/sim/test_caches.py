@@ -1,7 +1,5 @@
 """Caches: traces counted by hand, and laws that hold for every stream."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import time

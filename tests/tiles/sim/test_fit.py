@@ -1,7 +1,5 @@
 """Hand-offs and reading ahead in the simulator, counted by hand, and hand-offs found again from a trace."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

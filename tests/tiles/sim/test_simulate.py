@@ -1,7 +1,5 @@
 """simulate: runs counted by hand, and laws that hold for every graph, order and machine."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

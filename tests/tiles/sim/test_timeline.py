@@ -1,7 +1,5 @@
 """Traces taken apart: hand-offs, runs and stragglers counted by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Trace: one type for simulated and measured launches, and its ways in and out."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 

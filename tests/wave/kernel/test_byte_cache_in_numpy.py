@@ -1,7 +1,5 @@
 """Decode steps from a cache in 8 bits: the wave kernel's own source in NumPy, beside the plain forward pass on it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

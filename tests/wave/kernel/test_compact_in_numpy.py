@@ -1,7 +1,5 @@
 """Decode steps on compact weights of tiny models: the kernel's own source in NumPy, beside the same on plain ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole decode steps of tiny models: the wave kernel's own source in NumPy against the plain forward pass."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

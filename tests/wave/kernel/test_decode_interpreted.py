@@ -4,8 +4,6 @@ Operators are plain float64 NumPy on what the graph says a task reads. An activa
 the place of its first value, then the values, as tiles are what one task made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

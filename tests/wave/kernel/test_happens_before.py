@@ -4,8 +4,6 @@ The kernel runs in NumPy with one fault planted in its source. `mbarrier.luck` w
 nothing: a wait that is missing where the timing happens to be right.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The wave kernel's own source, executed in NumPy: the feed-forward block and whole decode steps."""
 
-from __future__ import annotations
-
 import random
 import time
 

@@ -1,7 +1,5 @@
 """Decode steps on 4-bit weights of tiny models: the kernel's own source in NumPy against the plain forward pass."""
 
-from __future__ import annotations
-
 from copy import copy
 from dataclasses import fields, replace
 

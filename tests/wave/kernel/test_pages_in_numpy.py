@@ -1,7 +1,5 @@
 """Decode steps from a cache in pages: the wave kernel's own source in NumPy, bit for bit what a plain cache gives."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

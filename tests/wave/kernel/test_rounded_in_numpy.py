@@ -1,7 +1,5 @@
 """Decode steps on one-byte weights of tiny models: the kernel's own source in NumPy against the plain forward pass."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

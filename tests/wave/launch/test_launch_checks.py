@@ -1,7 +1,5 @@
 """What a decode step refuses before anything runs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Programs, packing, refusals and the reports of stalled launches, without a GPU."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

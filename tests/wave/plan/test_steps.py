@@ -1,7 +1,5 @@
 """Step records: each field lies at one word, and the kernel's constants are those words."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 import numpy as np

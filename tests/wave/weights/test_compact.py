@@ -1,7 +1,5 @@
 """bfloat16 weights in thirteen bits come back bit for bit, and the kernel's instructions make the same numbers."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The kernels of compact tiles pack and unpack bit for bit as plain PyTorch does, and compile without a spill."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

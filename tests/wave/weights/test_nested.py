@@ -1,7 +1,5 @@
 """Weights with nested scales and minima: checkpoints' values exactly, and their tiles in a stream."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

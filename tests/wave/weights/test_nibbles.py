@@ -1,7 +1,5 @@
 """Rows rounded to four bits, their tiles in a stream, and the instructions that widen them again."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Packed weights: what goes into a stream comes back bit for bit, through the kernels and through plain indexing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The kernels that round weights and pack them make the bits that plain PyTorch makes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Rows rounded to one byte, their images in a stream, and the instructions that widen them again."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import replace

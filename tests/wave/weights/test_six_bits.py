@@ -1,7 +1,5 @@
 """6-bit weights: GGUF's Q6_K exactly, its tiles in a stream, and the instructions that widen them again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

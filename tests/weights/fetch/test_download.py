@@ -3,8 +3,6 @@
 pip runs for real against a directory of wheels; nothing here needs a network.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

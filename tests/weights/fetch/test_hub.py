@@ -1,7 +1,5 @@
 """Every way in which huggingface_hub fails becomes one line."""
 
-from __future__ import annotations
-
 import errno
 
 import huggingface_hub

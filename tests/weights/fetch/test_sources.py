@@ -1,7 +1,5 @@
 """resolve(): what a model's name means, and what it says when that is nothing."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """GGUFFile and GGUFStore: what they read, and the one clear error for everything they can't."""
 
-from __future__ import annotations
-
 import os
 import struct
 

@@ -1,7 +1,5 @@
 """SafetensorsStore: what it reads, and the one clear error for everything it can't."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """Whatever bytes a weight file holds, reading it ends soon, in tensors or in one OnewaveError."""
 
-from __future__ import annotations
-
 import struct
 import warnings
 

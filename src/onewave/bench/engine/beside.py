@@ -1,7 +1,5 @@
 """The longest time between two tokens of a stream while a prompt arrives beside it, and the same without one."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

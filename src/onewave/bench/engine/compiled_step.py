@@ -6,8 +6,6 @@ values are tensors of their own, which the compiler writes in place (of a layer 
 step). Kernels are tuned by coordinate descent. The residual stream has the model's dtype, as in most PyTorch code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

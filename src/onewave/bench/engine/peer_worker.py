@@ -10,8 +10,6 @@ prefill_s is the time to the first token, decode_s the time of the n - 1 after i
 Nothing at this file's top imports an engine, so that every engine is measured with its own imports alone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Plans of one decode step side by side, on one cache: measured in turns, predicted, and compared bit by bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Python in new processes, for what is measured as users meet it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -5,8 +5,6 @@ launch them. With PyTorch's attention prompts run one by one and without graphs;
 same. Beside it stands what the attention of all layers takes by itself, so that a difference can be held against it.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import time

@@ -1,7 +1,5 @@
 """A model of random codes in a stream of groups: what `bench wave` times where no checkpoint is there to be rounded."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -12,8 +12,6 @@ memory until the LLM was made; kept_bytes: what it held then; null on a CPU. cac
 is raised, and stands on stderr.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

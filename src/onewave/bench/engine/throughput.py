@@ -1,7 +1,5 @@
 """Tokens a second of many requests that are there from the beginning: ours, and transformers' continuous batching."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

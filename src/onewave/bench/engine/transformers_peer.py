@@ -1,7 +1,5 @@
 """transformers on random weights of a model's shape, as a peer."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence

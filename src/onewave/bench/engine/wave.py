@@ -1,8 +1,6 @@
 """A decode step as one wave beside the same step as a CUDA graph of plain operators, and as what torch.compile makes of
 it, on one model and one cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

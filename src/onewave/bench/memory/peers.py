@@ -1,7 +1,5 @@
 """Allocators that replay a trace: ours, PyTorch's, and the device's own calls."""
 
-from __future__ import annotations
-
 import ctypes
 import ctypes.util
 from collections.abc import Callable

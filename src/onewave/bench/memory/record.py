@@ -1,7 +1,5 @@
 """Record what a serving run asks PyTorch for, block by block."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue

@@ -1,7 +1,5 @@
 """Replay a trace of allocations through several allocators."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

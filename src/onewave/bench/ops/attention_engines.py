@@ -1,7 +1,5 @@
 """The engines of the attention benchmark: our kernels, the reference, PyTorch's, and FlashAttention's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, cast

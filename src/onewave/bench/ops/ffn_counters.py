@@ -4,8 +4,6 @@ The parent (`count_ffn`) runs this module under ncu; there `main` makes every ar
 `reps` times in a counted range, recorded in a CUDA graph, after a pass over other memory has emptied the L2 cache.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -5,8 +5,6 @@ peers take turns, in an order drawn anew each round; a turn is 100 calls (5 on a
 and a synchronisation behind them, which is not. On a CPU the figure is the whole call.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence

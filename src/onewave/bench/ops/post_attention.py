@@ -4,8 +4,6 @@ One launch ("chain"); our operators one after the other ("separate"); the same w
 for both halves of the rows on two streams, so that one half's norms and last tiles run beside the other's products.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Speed of one-byte products at the shapes of a model, beside 16 bits' and what PyTorch offers for the same work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,8 +1,6 @@
 """Device memory's bytes and the L2 cache's hits of prompts' parts, a layer of each, and of decode steps, read by ncu
 (see counters.py)."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Measure the parts that models/profile.py predicts: a prompt's operators one by one, a decode step from its trace."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Where thread blocks of a launch ran, and when, as SVG."""
 
-from __future__ import annotations
-
 from onewave.bench.profile.dispatch_impl import Dispatch
 from onewave.models.roofline import LEFT, WIDTH, head, tick
 from onewave.tiles.sim.pictures import COLOURS, Picture

@@ -1,7 +1,5 @@
 """A picture of a load's latencies: the share of samples up to each time, a panel a metric, a line a level."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from html import escape

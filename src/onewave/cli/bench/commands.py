@@ -1,7 +1,5 @@
 """`onewave bench`: the table of its commands."""
 
-from __future__ import annotations
-
 from onewave.cli.commands import Listed, group
 
 bench = group(

@@ -1,7 +1,5 @@
 """`onewave bench memory`: a serving run's allocations through several allocators."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`onewave bench predict`: what a decode step of one wave should take, by simulation."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`onewave bench startup` and `onewave bench warm`: how long the first answer, and a kernel's first call, take."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict
 from typing import Annotated

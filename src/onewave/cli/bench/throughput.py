@@ -1,7 +1,5 @@
 """`onewave bench throughput`: many requests at once, without a server."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Files that a command reads: prompts, chat templates, tools."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

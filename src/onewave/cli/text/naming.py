@@ -1,7 +1,5 @@
 """Errors in the command's words: what Python calls `max_model_len=16`, the command line calls `--max-model-len 16`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """`onewave tiles plan`: a decode step's plan as a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

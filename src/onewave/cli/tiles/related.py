@@ -3,8 +3,6 @@
 docs/related.md has an example of each with what it prints.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Annotated, Any

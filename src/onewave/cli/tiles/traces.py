@@ -1,7 +1,5 @@
 """`onewave tiles compare` and `timeline`: what traces say, simulated or measured."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`onewave tiles verify` and `interpret`: prove a schedule; run a task table."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

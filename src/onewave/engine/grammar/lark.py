@@ -1,7 +1,5 @@
 """Forms of outputs as rules of a grammar, in llguidance's dialect of Lark."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -5,8 +5,6 @@ minimum, a group; eight bits likewise; else sixteen bits, dequantised. What grou
 the one that takes the fewest bytes. Norms' gains stay apart, because they would change the weights.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -7,8 +7,6 @@ int8  largest |x| of the text with a quarter to spare, over 127; whatever is lar
 fp8   a power of two, so that a stored number loses only what e4m3 does: the text's largest |x| lies at 56 to 112 of 448
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 

@@ -10,8 +10,6 @@ kernels' sources. Programs of the built-in models' shapes ship with the package 
 what planning looks at, and its sources.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ before qkv, gate_up and the head are multiplied into these matrices and rounded 
 its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What rounding a model's weights costs: how far its next-token distributions move on a small text."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What a wave has to pass before it is used: its steps beside those of plain operators and of other launches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Protocol

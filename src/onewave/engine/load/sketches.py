@@ -5,8 +5,6 @@ of the model with a few words, all zeros, is planned in a moment and launched on
 zeros as well, with all words. first_load.py keeps these launches and makes none.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

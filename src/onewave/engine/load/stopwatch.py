@@ -1,7 +1,5 @@
 """Where a load's time goes, by phase."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ one reuses. The gains of the norms before qkv, gate_up and the head are multipli
 them, in plain operators as in the wave: both compute with the same weights.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Loading a model for the wave: plan or read its program, pack its weights into the program's stream, check a step."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Callable, Sequence

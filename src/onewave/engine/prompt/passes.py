@@ -6,8 +6,6 @@ bucket with tokens that go to a spare slot; a row's bits depend on its own seque
 logits packed or alone, whole or in chunks, from a graph or without one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -12,8 +12,6 @@ wanted. A block that is written, yet shared, is copied first. Samples of one req
 The same calls give the same plans.
 """
 
-from __future__ import annotations
-
 import heapq
 from bisect import insort
 from collections import deque

@@ -1,7 +1,5 @@
 """What is scheduled: a prompt and what grows behind it, with its place in the KV cache. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ A template mixes its own control tokens with what people wrote. Its text is Trac
 through all that the template does, so that the two can be told apart after rendering.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What LLM.chat takes: conversations, and how they become a prompt. No torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ differently (tests/engine/text/test_tokenizer_gguf.py lists the cases), we follo
 written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The tokenizer of a Hugging Face model directory."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Prompts that are too long, some of them known to be so before they are encoded."""
 
-from __future__ import annotations
-
 from typing import NoReturn
 
 from onewave.base.errors import InvalidArgumentError

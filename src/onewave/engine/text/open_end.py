@@ -1,7 +1,5 @@
 """A conversation whose last message the model is to continue: its rendering ends where that message's text ends."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast

@@ -5,8 +5,6 @@ character, sentencepiece writes a space as U+2581 and what it has no piece for a
 bytes and reading the whole as UTF-8, so that a character split over several tokens comes out once, complete.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, cast

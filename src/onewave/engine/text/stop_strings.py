@@ -1,7 +1,5 @@
 """Finding stop strings in text that arrives piece by piece."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

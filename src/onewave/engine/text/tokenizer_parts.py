@@ -1,7 +1,5 @@
 """What a tokenizer is made of, whichever file it came from."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """ModelConfig from the metadata of a GGUF file. Key names: gguf-py's `gguf.constants.Keys`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import cast

@@ -1,7 +1,5 @@
 """ModelConfig from a Hugging Face `config.json`, as transformers 4 and 5 write it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

@@ -1,7 +1,5 @@
 """One frozen description of a LLaMA-family model, read from an HF `config.json` or from GGUF metadata."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 MAX_HEAD_DIM = 256

@@ -3,8 +3,6 @@
 Sources: transformers' utils/quantization_config.py; compressed-tensors' quantization/quant_args.py and quant_config.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import cast
 

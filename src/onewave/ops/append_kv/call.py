@@ -1,7 +1,5 @@
 """A call of append_kv: its tensors and options, and torch.library's flat arguments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

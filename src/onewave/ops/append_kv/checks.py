@@ -1,7 +1,5 @@
 """What `append_kv` accepts. One cheap question for a call that is right; the reasons only for one that is not."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

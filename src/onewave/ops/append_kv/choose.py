@@ -1,7 +1,5 @@
 """What runs a call of append_kv: the Triton kernel on a GPU, compiled loops or PyTorch on a CPU."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """append_kv on the CPU in float32: tokens over threads, one head after another."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Everything between the QKV projection and attention: bias, q/k norm, rotary embedding, KV-cache write."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What `append_kv` means, in plain PyTorch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

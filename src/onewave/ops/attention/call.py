@@ -1,7 +1,5 @@
 """A call of prefill attention: its tensors, how they are packed, its options; and torch.library's flat arguments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

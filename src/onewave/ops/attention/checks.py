@@ -1,7 +1,5 @@
 """What attention accepts: ranks, shapes, dtypes, devices and strides, checked before anything runs."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

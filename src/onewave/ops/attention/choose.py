@@ -1,7 +1,5 @@
 """Which backend and kernel run a call of attention: see ops/choice.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention of calls without a query, or without a key that any query sees: no kernel is launched."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from onewave.ops.attention.call import AttentionCall

@@ -1,7 +1,5 @@
 """Which keys a query sees: windows, causality and alignment brought to one form, and the masks that follow."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

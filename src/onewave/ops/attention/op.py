@@ -1,7 +1,5 @@
 """Prefill attention over whole tensors or packed sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

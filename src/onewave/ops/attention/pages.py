@@ -1,7 +1,5 @@
 """Keys and values in pages that a block table names: what is accepted, and the copy for kernels that read no pages."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the choice of an attention kernel reads of a call, and what it gives."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

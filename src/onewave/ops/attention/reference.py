@@ -1,7 +1,5 @@
 """What `attention` means: softmax(q k^T * scale + bias) v over the keys that a query sees, written out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention by PyTorch's scaled_dot_product_attention: what a CPU uses for everything that it can say."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

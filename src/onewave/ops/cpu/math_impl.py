@@ -3,8 +3,6 @@
 Kernels take addresses as integers because unpacking an array argument costs more than the smallest of them runs.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types

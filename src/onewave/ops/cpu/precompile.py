@@ -4,8 +4,6 @@ Numba keeps what it compiles beside the source, or in the user's cache where tha
 once for a machine and a version; without it the first prompt pays. Set-up runs it.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 
 _MODULES = ("append_kv", "attention", "decode_attention", "linear", "rms_norm", "scaled_linear", "swiglu")

@@ -13,8 +13,6 @@ Workers spin between jobs for a few milliseconds, then leave compiled code and s
 While a list of jobs runs they do not sleep.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Sequence

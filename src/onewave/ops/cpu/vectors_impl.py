@@ -1,8 +1,6 @@
 """LLVM instructions of 16 lanes, for what array languages have no words for that reach the machine: "16 lanes, load,
 fused multiply-add". LLVM maps them to AVX-512, two AVX2 or four NEON registers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ paged   k and v [blocks, kv_heads, block_size, head_dim] with a block table [row
 packed  as either of them, with k [.., kv_heads, head_dim / x, capacity, x], x elements being 16 bytes
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

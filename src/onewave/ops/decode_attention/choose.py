@@ -1,7 +1,5 @@
 """What runs a call of decode attention: Hopper's kernel, Triton's, compiled loops of a CPU, or the reference."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any

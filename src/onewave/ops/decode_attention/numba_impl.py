@@ -5,8 +5,6 @@ in order: scores into a small buffer, their maximum, exponentials, then the weig
 L2 once for all heads. A head's walk is the same in any batch and beside any head, and so are its bits.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Decode attention: one to eight new tokens a row against the KV cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

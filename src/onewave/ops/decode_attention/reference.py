@@ -1,7 +1,5 @@
 """What `decode_attention` means, one row at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

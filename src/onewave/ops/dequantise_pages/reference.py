@@ -1,7 +1,5 @@
 """What `dequantise_pages` means, in plain PyTorch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

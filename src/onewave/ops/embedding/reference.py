@@ -1,7 +1,5 @@
 """What `embedding` means, in plain PyTorch."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from onewave.ops.linear.packed import PackedWeight

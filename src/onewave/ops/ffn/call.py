@@ -1,7 +1,5 @@
 """A call of ffn: its tensors and options, and what is checked before anything is chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """What runs a call of ffn: one launch (wave, chain), two side by side (streams), or products one by one."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache

@@ -7,8 +7,6 @@ the table, and a number of rows must be one of its, or lie between two that agre
 products.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What `ffn` means, in plain PyTorch."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

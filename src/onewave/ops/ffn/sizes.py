@@ -1,7 +1,5 @@
 """Sizes of the feed-forward block, for both plans."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

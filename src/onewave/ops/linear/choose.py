@@ -1,7 +1,5 @@
 """What multiplies by dense weights: our kernels for few tokens on a GPU, PyTorch's matmul for the rest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf

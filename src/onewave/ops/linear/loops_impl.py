@@ -1,7 +1,5 @@
 """The loops of a product on the CPU, built for each format: see numba_impl.py for what they do and in which order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from numba import types

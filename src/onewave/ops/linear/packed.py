@@ -19,8 +19,6 @@ and a weight is read exactly once, in order:
 Rows beyond the last and columns beyond the last are zero. No format is re-quantised: the values are the file's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

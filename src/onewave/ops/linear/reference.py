@@ -1,7 +1,5 @@
 """What `linear` means, in plain PyTorch."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

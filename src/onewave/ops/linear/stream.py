@@ -3,8 +3,6 @@ choose.max_tile_tokens says. Other products have the matrix unpacked into a buff
 from among those that are kept. Bits are the same, except that unpacking rounds weights of one-byte tiles
 (packed_kernel.py)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """x W^T by PyTorch's matmul."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

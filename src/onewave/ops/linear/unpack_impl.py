@@ -7,8 +7,6 @@ of 32 columns, and a generator of (group, column in the group, 16 weights before
 that share bytes share a chunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

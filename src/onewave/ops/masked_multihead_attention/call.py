@@ -1,7 +1,5 @@
 """A call of masked multi-head attention: its tensors and options, and torch.library's flat arguments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

@@ -1,7 +1,5 @@
 """What `masked_multihead_attention` accepts."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

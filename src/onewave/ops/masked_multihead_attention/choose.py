@@ -1,7 +1,5 @@
 """What runs a call of masked multi-head attention: decode attention's kernels on a GPU, PyTorch elsewhere."""
 
-from __future__ import annotations
-
 import torch
 
 from onewave.base.errors import InvalidArgumentError, shown

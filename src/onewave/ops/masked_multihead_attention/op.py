@@ -1,7 +1,5 @@
 """Masked multi-head attention: one decode step of one layer, from the fused projection to the quantised output."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What `masked_multihead_attention` means, in plain PyTorch, one row at a time."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """A call of merge_attention, and what it accepts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

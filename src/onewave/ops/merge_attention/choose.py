@@ -1,7 +1,5 @@
 """What runs a call of merge_attention: the Triton kernel on a GPU, PyTorch elsewhere."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache

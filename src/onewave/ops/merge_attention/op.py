@@ -1,7 +1,5 @@
 """Merge attention over parts of the keys into attention over all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What runs a call of post_attention: one launch, or an operator after the other."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

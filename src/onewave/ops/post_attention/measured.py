@@ -5,8 +5,6 @@ arrangements took turns. `auto` takes one launch where it was ahead of every arr
 than runs differ (MARGIN), and between two numbers of rows where it was at both.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

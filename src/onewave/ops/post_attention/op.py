@@ -1,7 +1,5 @@
 """All of a decoder layer that comes behind attention, in one launch where that pays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """What `post_attention` means, in plain PyTorch."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """post_attention as separate launches: products, norms, and SwiGLU in the product that makes what it takes."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from onewave.ops.choice import Choice

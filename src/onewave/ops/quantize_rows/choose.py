@@ -1,7 +1,5 @@
 """What runs quantize_rows: a Triton kernel where the GPU rounds to the codes' dtype, PyTorch elsewhere."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Quantise activations to one byte, by row or with one scale."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

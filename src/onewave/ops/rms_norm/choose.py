@@ -1,7 +1,5 @@
 """What runs rms_norm and add_rms_norm, and the tile of their kernel."""
 
-from __future__ import annotations
-
 from onewave.ops.choice import Asked, Choice, because, empty_on_meta
 from onewave.ops.rows import RowCall, check_on_gpu, choose_module, on_gpu, shape_of
 

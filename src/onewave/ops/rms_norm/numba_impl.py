@@ -1,7 +1,5 @@
 """RMSNorm on the CPU in float32: rows over threads, each row twice through L1."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

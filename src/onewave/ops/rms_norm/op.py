@@ -1,7 +1,5 @@
 """RMSNorm, alone and fused with the residual addition before it."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import torch

@@ -1,7 +1,5 @@
 """A residual addition and RMSNorm whose rows are quantised on the way."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """What `rms_norm` and `add_rms_norm` mean, in plain PyTorch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Keep some rows to the tokens that a bitmask allows, as grammars give it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a row of a batch is sampled by, and the units that implementations count in."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 # The largest vocabulary whose cumulative sum of weights up to 2**44 stays within int64.

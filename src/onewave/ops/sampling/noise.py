@@ -5,8 +5,6 @@ batch and in every process, at a cost of nanoseconds a step.
 Source: Steele, Lea & Flood 2014, doi:10.1145/2660193.2660195.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

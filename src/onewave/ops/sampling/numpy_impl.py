@@ -4,8 +4,6 @@ PyTorch's operators share a row among its threads, and each waits for all of the
 other processes keep the cores busy, each wait is a time slice. Numbers are op.py's: whole weights, exact sums.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

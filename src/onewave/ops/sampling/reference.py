@@ -1,7 +1,5 @@
 """What the sampling operators mean, one row at a time, in plain NumPy float64."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """A call of linear_int8 or linear_fp8: tensors and epilogue, what it accepts, torch.library's flat arguments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

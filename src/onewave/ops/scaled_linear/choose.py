@@ -1,7 +1,5 @@
 """What multiplies one-byte operands: Hopper's persistent product, a Triton kernel on other GPUs, loops on a CPU."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """A matrix of one-byte weights that multiplies activations quantised on the way: W8A8 and fp8 checkpoints' layers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@ A product of two e4m3 numbers is a multiple of 2^-18 below 2^18, so 53 bits hold
 the order.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Matrix products of one-byte operands with scales: activations and weights in int8 or in float8 (e4m3)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

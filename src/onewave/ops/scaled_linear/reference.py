@@ -1,7 +1,5 @@
 """What `linear_int8` and `linear_fp8` mean, in plain PyTorch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """What runs swiglu, and the tile of its kernel."""
 
-from __future__ import annotations
-
 from onewave.ops.choice import Asked, Choice, because, empty_on_meta
 from onewave.ops.rows import RowCall, check_on_gpu, choose_module, on_gpu, shape_of
 

@@ -1,7 +1,5 @@
 """SwiGLU on the CPU in float32: rows over threads."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """SwiGLU: the gate of the feed-forward block."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

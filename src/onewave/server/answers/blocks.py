@@ -1,7 +1,5 @@
 """An answer as a row of blocks, as /v1/responses and /v1/messages have it: thoughts, text and calls."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field

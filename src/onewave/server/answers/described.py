@@ -1,7 +1,5 @@
 """Tools for chat templates that read none: described in the system message, in the form that most models know."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What a request wants of its answer's form, put together: a thought, then text of some form, or tool calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """A call that a model writes as Python, read letter by letter: its name, then its arguments as JSON, one by one."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

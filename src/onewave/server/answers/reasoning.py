@@ -1,7 +1,5 @@
 """Thoughts apart from the answer: `<think>` parts become `reasoning_content`."""
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ are written. Text that begins like a call and turns out to be none is content; a
 can't be read ends the call.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The tools of a request, whichever API it came by."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

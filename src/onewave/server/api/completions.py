@@ -1,7 +1,5 @@
 """/v1/completions, and the refusal of /v1/embeddings."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

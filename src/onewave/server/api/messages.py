@@ -1,7 +1,5 @@
 """/v1/messages and /v1/messages/count_tokens: Anthropic's API."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """The chat page: one page and its files, as they are."""
 
-from __future__ import annotations
-
 import mimetypes
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """/v1/responses: OpenAI's newer API, stateless. The client sends the whole conversation each time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing

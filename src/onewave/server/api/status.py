@@ -1,7 +1,5 @@
 """/health, /version, /metrics, /v1/models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import APIRouter

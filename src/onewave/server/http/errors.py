@@ -1,7 +1,5 @@
 """Errors as OpenAI's clients read them: {"error": {"message", "type", "param", "code"}}, and which status they have."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

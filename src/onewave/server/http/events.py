@@ -4,8 +4,6 @@ An answer, streamed or not, runs beside a watch on the connection: once the clie
 cancelled, which ends its requests after the step under way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

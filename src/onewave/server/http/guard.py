@@ -1,7 +1,5 @@
 """What stands before every endpoint: request ids, API keys, limits on bodies and headers, and a log line a request."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """The server's log: lines of text or JSON on stderr, and one line every five seconds while requests run."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

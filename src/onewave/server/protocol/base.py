@@ -1,7 +1,5 @@
 """What bodies have in common."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, model_validator

@@ -1,7 +1,5 @@
 """/v1/chat/completions."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field

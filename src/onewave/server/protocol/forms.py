@@ -1,7 +1,5 @@
 """The fields that say what form an answer has, and which tools it may call: OpenAI's, and vLLM's beyond."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -1,7 +1,5 @@
 """/v1/messages, as Anthropic's clients send it."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field

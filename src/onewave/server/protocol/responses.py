@@ -1,7 +1,5 @@
 """/v1/responses, without anything that a server would have to keep between two requests."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag

@@ -1,7 +1,5 @@
 """The fields that say how tokens are sampled and when they end: OpenAI's, and vLLM's beyond."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """/tokenize and /detokenize, as vLLM has them."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field

@@ -1,7 +1,5 @@
 """Graphs of attention: QK^T, softmax and PV; attention, projection and FFN in a row."""
 
-from __future__ import annotations
-
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.builders import Builder, add_gate_up_silu, check_count, check_sizes, check_tile, cuts, multiply
 from onewave.tiles.graph.graph import Task, Tensor, Tile, TileGraph

@@ -1,7 +1,5 @@
 """A graph's operators: runs of consecutive tasks of one kind; parts of a graph, and what a part moves on its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ A stage is a kind of work (name and phase); stages are numbered as they first ap
 column, K split); what is missing counts as 0.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 All return int64 [rows * cols, 2], (row, column) pairs in the order of computing them.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

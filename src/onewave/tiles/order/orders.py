@@ -1,7 +1,5 @@
 """The table of orders, and the one text that names an order with its parameter: "snake", "grouped:8", "random:7"."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ a version: which row wrote it last, and as which tile. Each read is compared wit
 the other would have left of its tile, at both turns, so that a slot overwritten under a reader is noticed too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

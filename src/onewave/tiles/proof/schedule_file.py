@@ -22,8 +22,6 @@ More, where the plan has it:
   "name", "title", "description", "version", "comment" and a task's "phase", "flops", "index", "opcode"    ignored
 """
 
-from __future__ import annotations
-
 import gc
 import json
 from collections.abc import Callable, Hashable

@@ -10,8 +10,6 @@ E counted once a pass, while a block of C and what multiplies or takes it must f
 is least at t_m = t_l = t, so t = -a + sqrt(a^2 + S).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

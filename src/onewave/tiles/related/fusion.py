@@ -6,8 +6,6 @@ searches groups over the operators' graph under the on-chip memory's capacity; h
 its own tiles, and dynamic programming over the graph's downsets finds the least sum.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -6,8 +6,6 @@ memory level where their tiles meet; here the tiles' lifetimes come from the gra
 and all placements are searched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ for, a part is shared by tasks that run at the same time (spatial reuse, a multi
 before (temporal reuse), a part comes again later, and each distinct byte comes a first time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

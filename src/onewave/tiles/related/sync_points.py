@@ -6,8 +6,6 @@ element-wise relations and puts a grid sync only where one task relies on many. 
 themselves: every dependency (RAW, WAR, WAW) that crosses workers needs a barrier somewhere between its two operators.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Local search: change a piece of an order, keep the change unless it costs more (or rarely even then)."""
 
-from __future__ import annotations
-
 import math
 import random
 import time

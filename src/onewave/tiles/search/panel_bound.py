@@ -14,8 +14,6 @@ larger of the two sides,
 k = 0 is the page-fetch bound. The bound holds for any cache, so for LRU too.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 

@@ -4,8 +4,6 @@ A tile touches its row panel, then its column panel; loading the second never ev
 that sees these accesses one by one would, and Belady is the least for tiles that need both panels at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

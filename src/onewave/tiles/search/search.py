@@ -5,8 +5,6 @@ The model is that of tiles/search/panels.py: a tile of C needs a row panel of A 
 sees row panel, column panel, row panel, ... one by one.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ start with tile (0, 0) done. Loads do not depend on how rows or columns are numb
 renaming. A panel that no undone tile needs any more is dropped from the state wherever that changes nothing to come.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Protocol, TypeVar
 

@@ -5,8 +5,6 @@ b columns, back and forth, so that a strip begins with the block of columns that
 it is the strip snake.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from onewave.tiles.order.orders import GRID_ORDERS, grid_order

@@ -1,7 +1,5 @@
 """Walking a space of states: A*, which proves, and a beam, which only looks at the best few states of each depth."""
 
-from __future__ import annotations
-
 import heapq
 import time
 from collections.abc import Hashable

@@ -6,8 +6,6 @@ and stmatrix take a pass for each 8 x 8 matrix, whose 8 rows of 16 bytes their l
 conflicts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

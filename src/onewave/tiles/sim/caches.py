@@ -5,8 +5,6 @@ room but loads nothing, for a task writes whole tiles; a task that accumulates l
 loads.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """What moving a byte and doing an operation cost in energy: rough figures, to compare orders with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

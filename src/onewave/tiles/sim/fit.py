@@ -1,7 +1,5 @@
 """Fit a machine's hand-offs to a measured launch, so that its simulation takes as long, stage by stage."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The machine that a graph is simulated on: workers, their queues, cache levels, and what things cost."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Still pictures for notebooks: an order's path through its grid, a trace's timeline per worker."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape

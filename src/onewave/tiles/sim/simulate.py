@@ -1,7 +1,5 @@
 """simulate: a graph, an order and a machine to a Trace with its traffic; and the latency staircase over M."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

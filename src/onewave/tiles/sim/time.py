@@ -1,7 +1,5 @@
 """The time half of a simulation: lanes take tasks, wait for producers, share the memory's bandwidth."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass

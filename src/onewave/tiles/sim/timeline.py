@@ -1,7 +1,5 @@
 """Where the time of a launch goes: stages one after another, the hand-offs between them, and the late workers."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from itertools import pairwise

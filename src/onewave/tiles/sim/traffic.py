@@ -1,7 +1,5 @@
 """The traffic half of a simulation: in what order accesses reach the caches, and what each level passes on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ Triton's cache key holds a function's source but not the order of a class's fiel
 `type`: Triton's own tuple has attributes of these names.
 """
 
-from __future__ import annotations
-
 from collections import namedtuple
 
 

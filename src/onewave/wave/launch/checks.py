@@ -1,7 +1,5 @@
 """Check a decode step's arguments: caches, plain and paged, block table, sequences."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

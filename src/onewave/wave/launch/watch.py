@@ -1,7 +1,5 @@
 """Read what a launch has left: the watch buffer of one that stalled, the times of one that was traced."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

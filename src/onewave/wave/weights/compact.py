@@ -17,8 +17,6 @@ List. LIST_WORDS words: the count, then one word a weight: the upper 16 bits are
 would hold; the lower 16 its half, thread and place among the thread's 32.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

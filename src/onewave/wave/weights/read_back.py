@@ -4,8 +4,6 @@ Of each matrix the first, a middle and the last row block are looked at, many ma
 host's time, call by call.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

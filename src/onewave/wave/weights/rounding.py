@@ -1,7 +1,5 @@
 """Images of one-byte weights (base/rounding.py) in a stream, as widen.operand_a reads them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

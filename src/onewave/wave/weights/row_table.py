@@ -1,7 +1,5 @@
 """A table whose rows are looked up on the GPU, in nested groups (formats/nested.py): a quantised embedding."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Short names for models that onewave can fetch by itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

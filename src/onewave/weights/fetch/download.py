@@ -7,8 +7,6 @@ whenever the process died. A lock lets one process fetch at a time; it falls wit
 sweep away what others left.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

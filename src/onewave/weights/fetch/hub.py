@@ -1,7 +1,5 @@
 """Models by Hugging Face id, through huggingface_hub (which honours HF_HOME, HF_HUB_OFFLINE and HF_TOKEN)."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Generator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ pip is what knows the machine's index, mirrors, proxies and certificates, so it 
 imitated. It can't be asked for progress in a form that all its versions share; the size of the growing file can.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A progress bar in bytes on stderr."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 

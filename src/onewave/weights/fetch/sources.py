@@ -1,7 +1,5 @@
 """From what a user typed as a model to the files it means."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """LoRA adapters: differences to a model that lies elsewhere. None is applied here; each is refused by that name."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

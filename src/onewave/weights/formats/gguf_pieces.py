@@ -1,7 +1,5 @@
 """How GGUF files are known: by their first bytes, and split ones by names such as `name-00001-of-00003.gguf`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The safetensors library maps the file and hands out tensors; this check runs bef
 is answered by one WeightsError that names the file and the tensor. Source: huggingface/safetensors, README "Format".
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

@@ -14,8 +14,6 @@ The lowest bits of a word are its first code. Sources: AutoGPTQ's qlinear_cuda.p
 compressed-tensors' pack_quantized.py, transformers' finegrained_fp8.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

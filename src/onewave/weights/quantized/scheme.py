@@ -1,7 +1,5 @@
 """How a checkpoint says that its matrices are quantised. Needs no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

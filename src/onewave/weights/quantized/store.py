@@ -1,7 +1,5 @@
 """A quantised checkpoint as a store of matrices: the parts of each are one tensor under the usual name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What comes behind attention on a GPU: the separate operators' bits, orders, delays, graphs, stalls, any size."""
 
-from __future__ import annotations
-
 import random
 import time
 

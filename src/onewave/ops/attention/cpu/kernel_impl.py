@@ -10,8 +10,6 @@ Tiles begin at multiples of 64 keys of the sequence, and a query sums in the ord
 the other queries nor on how a prompt was cut. Source: Dao 2023, arXiv:2307.08691.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from onewave.ops.cpu import LANES

@@ -1,7 +1,5 @@
 """A call of attention in float8, and what it accepts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

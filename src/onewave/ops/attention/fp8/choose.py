@@ -1,7 +1,5 @@
 """What runs attention in float8: the Hopper kernel, or attention of dequantised copies. See ops/choice.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

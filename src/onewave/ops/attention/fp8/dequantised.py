@@ -1,7 +1,5 @@
 """Attention in float8 by dequantised copies: by attention's own choice, or in float32 by the reference."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Prefill attention in float8 (e4m3) with a scale for each head."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The float8 kernel's tile, and how its tiles are dealt."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from onewave.ops.attention.hopper.plan import Schedule, Work, schedule

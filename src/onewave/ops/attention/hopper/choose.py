@@ -5,8 +5,6 @@ batch: a row's bits depend on the kernel that computes them. `auto` uses it only
 (tuned.json).
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Launch the Hopper kernel: describe tensors to TMA, deal tiles as the Choice's Schedule says."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import torch

@@ -1,7 +1,5 @@
 """How the Hopper kernel's tiles are dealt to the SMs, and its tile; from shapes and flags alone."""
 
-from __future__ import annotations
-
 import heapq
 import json
 from collections import deque

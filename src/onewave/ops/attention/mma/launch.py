@@ -1,7 +1,5 @@
 """Launch the m16n8k16 kernel, the one of few registers."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from onewave.gpu.launch import launch_kernel

@@ -5,8 +5,6 @@ bit. The tiles are chosen by registers (`python tools/resources.py`). The operat
 by itself: on an H200 it is nowhere ahead of both others (docs/log/prefill-attention.md).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onewave.ops.attention.plan import AttentionChoice, Facts

@@ -5,8 +5,6 @@ from the row's own first key) and the width depend on head_dim and the capabilit
 heads change with the shape, and change no bit: rows of a tile never meet.
 """
 
-from __future__ import annotations
-
 import torch
 
 from onewave.base.errors import UnsupportedError

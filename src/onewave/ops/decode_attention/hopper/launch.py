@@ -1,7 +1,5 @@
 """Launches Hopper's decode kernel: describes a cache's keys and values to TMA."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from onewave.gpu.descriptors import describe

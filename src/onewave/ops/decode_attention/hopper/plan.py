@@ -1,7 +1,5 @@
 """What Hopper's decode kernel takes, and how much it keeps under way: plain arithmetic on shapes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

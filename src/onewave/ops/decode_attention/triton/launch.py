@@ -1,7 +1,5 @@
 """Launches the split-KV kernel for decode attention and for masked multi-head attention."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """How decode attention is cut into tiles and splits: plain arithmetic on shapes, for the launch and for explain."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple

@@ -9,8 +9,6 @@ all slices before it, 2 leaves its sum to the last), first wait and number of wa
 warpgroups (for the slices before), counter to post or -1, the graph's task, K slice, 0, 0, 0.
 """
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The feed-forward block in one launch of the wave kernel, and the packed weights it streams."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections import OrderedDict

@@ -4,8 +4,6 @@ Everything that decides about rounding (tile shape, slices of K) depends on the 
 workers, so any number of workers gives the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache

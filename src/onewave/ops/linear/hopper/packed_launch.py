@@ -1,7 +1,5 @@
 """Launches the product with a matrix in a packed stream: describes x and the result to TMA."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

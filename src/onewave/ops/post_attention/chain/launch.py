@@ -1,7 +1,5 @@
 """Launches of what comes behind attention: see ffn/chain/launch.py, whose state, watch and checks these are."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Any
 

@@ -5,8 +5,6 @@ gate, up and SwiGLU; "down"; "next norm", of the residual stream with that. A bl
 rows for its norms. Both are dealt in one order, and the proof knows them as two workers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Formats of weights in a stream, one class each: how rows become tiles, and tiles rows."""
 
-from __future__ import annotations
-
 import torch
 
 from onewave.base.weight_formats import COMPACT, SIX_BITS, GroupRounding, MixedFormat, RowRounding, WeightFormat
