@@ -59,7 +59,7 @@ def test_a_cpu_rounds_float32_weights_too(tmp_path: Path) -> None:
     assert (steps - steps.round()).abs().max() < 1e-4
 
 
-@BOTH
+@pytest.mark.parametrize("name", [*ROUNDINGS, "w8a8", "fp8-w8a8"])
 def test_on_a_cpu_a_rounded_models_rows_do_not_see_their_batch(name: str, tmp_path: Path) -> None:
     model, _ = load("eager", LOCATION, BASE, how(tmp_path, name, dtype=torch.float32))
     kv = model.new_cache(num_slots=5, capacity=4)

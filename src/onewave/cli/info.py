@@ -82,10 +82,9 @@ def _tensors(location: ModelLocation) -> tuple[Mapping[str, TensorInfo] | None, 
     if location.kind == "hf" and location.path is not None and any(location.path.glob("*.safetensors")):
         from onewave.models.config.read import load_scheme
         from onewave.weights.formats.safetensors_store import SafetensorsStore
-        from onewave.weights.quantized.store import QuantizedStore
+        from onewave.weights.quantized.store import open_matrices
 
-        store, scheme = SafetensorsStore.open(location.path), load_scheme(location)
-        return (store if scheme is None else QuantizedStore(store, scheme)).tensors, {}
+        return open_matrices(SafetensorsStore.open(location.path), load_scheme(location)).tensors, {}
     return None, {}
 
 

@@ -42,6 +42,20 @@ def checkpoint(directory: Path, scales: dict[str, Tensor], **config: Any) -> Non
     (directory / "config.json").write_text(json.dumps(text))
 
 
+def test_scales_of_a_cache_alone_come_with_16_bit_weights(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, config_of("llama", **SIZES))
+    file = tmp_path / "model.safetensors"
+    scales = {f"model.layers.{layer}.self_attn.{kind}_scale": torch.rand(1) for layer in (0, 1) for kind in "kv"}
+    save_file(load_file(file) | scales, file)
+    alone = {"format": "dense", "config_groups": {}, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    text = json.loads((tmp_path / "config.json").read_text())
+    text["quantization_config"] = {"quant_method": "compressed-tensors"} | alone
+    (tmp_path / "config.json").write_text(json.dumps(text))
+    found = loaded(tmp_path, torch.float8_e4m3fn).kv_format.k_scale
+    assert found is not None
+    assert found[1].tolist() == scales["model.layers.1.self_attn.k_scale"].tolist() * 2
+
+
 @pytest.mark.parametrize(
     ("k_name", "v_name", "shape", "kind", "ratio"),
     [

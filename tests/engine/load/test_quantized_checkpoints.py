@@ -52,9 +52,10 @@ SIZES = {
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 
 
-def renamed(stored: Stored, scale: str) -> Stored:
-    """With another name of the scale, and the scale no list."""
-    return Stored({"weight": stored.parts["weight"], scale: stored.parts["weight_scale"].reshape(())}, stored.values)
+def renamed(stored: Stored, scale: str, of: str = "weight_scale") -> Stored:
+    """With another name of the scale, and a lone scale no list."""
+    value = stored.parts[of]
+    return Stored({"weight": stored.parts["weight"], scale: value if value.ndim == 2 else value[0]}, stored.values)
 
 
 def eight_or_four() -> dict[str, Any]:
@@ -62,6 +63,16 @@ def eight_or_four() -> dict[str, Any]:
     config = compressed("pack-quantized", num_bits=8, type="int", strategy="channel")
     other = compressed("pack-quantized", num_bits=4, type="int", strategy="channel")
     config["config_groups"]["group_1"] = other["config_groups"]["group_0"]
+    return config
+
+
+def packed_beside_fp8() -> dict[str, Any]:
+    """Two groups of modules, one in packed words and one in plain bytes."""
+    config = compressed("pack-quantized", **INT4) | {"format": "mixed-precision"}
+    other = compressed("float-quantized", num_bits=8, type="float", strategy="channel")
+    for name, one in (("group_0", config), ("group_1", other)):
+        form = "pack-quantized" if one is config else "float-quantized"
+        config["config_groups"][name] = one["config_groups"]["group_0"] | {"format": form}
     return config
 
 
@@ -73,7 +84,13 @@ KINDS: dict[str, tuple[Callable[..., Stored], dict[str, Any], str]] = {
     "gptq v2": (partial(gptq, version=2), GPTQ | {"checkpoint_format": "gptq_v2"}, "G4Z"),
     "gptq v2, as transformers says it": (partial(gptq, version=2), GPTQ | {"format": "GPTQ_v2"}, "G4Z"),
     "gptq, eight bits": (partial(gptq, bits=8, group=64), GPTQ | {"bits": 8, "group_size": 64}, "G8"),
+    "gptq, other bits and groups in some modules": (
+        lambda rows, cols: gptq(rows, cols, bits=8, group=64) if rows == 256 else gptq(rows, cols),
+        GPTQ | {"sym": False, "dynamic": {"+:.*(gate|up)_proj": {"bits": 8, "group_size": 64}, "-:.*lm_head": {}}},
+        "G4Z",
+    ),
     "awq": (awq, AWQ, "G4Z"),
+    "awq, as its first versions say it": (awq, {"quant_method": "awq", "w_bit": 4, "q_group_size": 32}, "G4Z"),
     "packed int4": (packed, compressed("pack-quantized", **INT4), "Q4_0"),
     "packed int4, asymmetric": (
         partial(packed, sym=False),
@@ -95,6 +112,11 @@ KINDS: dict[str, tuple[Callable[..., Stored], dict[str, Any], str]] = {
         eight_or_four(),
         "Q4_0",
     ),
+    "packed int4 beside fp8": (
+        lambda rows, cols: plain(rows, cols, kind="fp8") if rows == 256 else packed(rows, cols),
+        packed_beside_fp8(),
+        "Q4_0",
+    ),
     "packed int8": (partial(packed, bits=8), compressed("pack-quantized", **INT4 | {"num_bits": 8}), "Q8_0"),
     "int8 by row": (plain, compressed("int-quantized", num_bits=8, type="int", strategy="channel"), "Q8_0"),
     "int8, float32 scales": (
@@ -111,6 +133,11 @@ KINDS: dict[str, tuple[Callable[..., Stored], dict[str, Any], str]] = {
     "fp8, one scale, as transformers says it": (
         lambda rows, cols: renamed(plain(rows, cols, kind="fp8", share="tensor"), "weight_scale_inv"),
         FP8 | {"weight_block_size": None},
+        "GF8",
+    ),
+    "fp8 in blocks, as compressed-tensors says it": (
+        lambda rows, cols: renamed(blocks(rows, cols), "weight_scale", of="weight_scale_inv"),
+        compressed("float-quantized", num_bits=8, type="float", strategy="block", block_structure="128x128"),
         "GF8",
     ),
     "fp8 in blocks": (blocks, FP8 | {"weight_block_size": [128, 128]}, "GF8"),
@@ -184,6 +211,7 @@ def change(parts: dict[str, Tensor], part: str, to: Callable[[Tensor], Tensor] |
         ("packed int4", "weight_shape", lambda t: t + 1, f"tensor '{Q}.weight_shape': [129, 129]; allowed: [128, 128]"),
         ("packed int4, asymmetric", "weight_zero_point", None, "weight_packed': its weight_zero_point is missing"),
         ("packed int4, wide zero points", "weight_zero_point", lambda t: t * 0 + 9, "zero point 9; allowed: -8 to 7"),
+        ("fp8 by row", "weight", lambda t: t.float().to(torch.float8_e5m2), "F8_E5M2; allowed: I8, F8_E4M3"),
         ("fp8 by row", "weight", lambda t: (t.view(torch.uint8) | 127).view(t.dtype), "weights that are no numbers"),
     ],
 )
@@ -201,6 +229,28 @@ def test_a_broken_part_is_one_line_naming_file_and_tensor(
     assert said in str(caught.value)
     assert "model.safetensors" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file"), [("gptq, asymmetric", "quantize_config.json"), ("awq", "quant_config.json"), ("awq", None)]
+)
+def test_a_config_in_a_file_of_its_own_is_read_and_one_that_is_missing_said(
+    kind: str, file: str | None, tmp_path: Path
+) -> None:
+    make, config, kept = KINDS[kind]
+    save_checkpoint(tmp_path, config_of("llama", **SIZES, num_hidden_layers=1))
+    quantise_checkpoint(tmp_path, make, config)
+    described = json.loads((tmp_path / "config.json").read_text())
+    del described["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    if file is None:
+        with pytest.raises(WeightsError, match=r"a part of a quantised matrix, but the config has no quantization"):
+            ours(tmp_path)
+        return
+    (tmp_path / file).write_text(json.dumps({k: v for k, v in config.items() if k != "quant_method"}))
+    weight = ours(tmp_path, packed=True).weights.layers[0].qkv
+    assert isinstance(weight, PackedWeight)
+    assert [piece.kind for piece in weight.pieces] == [kept]
 
 
 def test_biases_of_zeros_are_passed_over_and_others_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.base.weight_formats import ROUNDINGS
+from onewave.base.weight_formats import find_quantization
 from onewave.engine.engine import Engine
 from onewave.engine.load import wave
 from onewave.engine.load.options import LoadOptions
@@ -33,7 +33,7 @@ LOCATION = ModelLocation("builtin", None, "tiny")
 
 def how(tmp_path: Path, name: str | None = None, **changes: Any) -> LoadOptions:
     given: dict[str, Any] = {"dtype": torch.float16, "device": CPU, "max_num_seqs": 2, "max_model_len": 64}
-    rounding = None if name is None else ROUNDINGS[name]
+    rounding = find_quantization(name)
     return LoadOptions(**given | {"cache_dir": tmp_path, "load_format": "dummy", "weight_format": rounding} | changes)
 
 

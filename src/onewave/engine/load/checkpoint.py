@@ -133,12 +133,11 @@ def _open(
         _say_dequantised({tensor.dtype for tensor in file.tensors.values()} - PLAIN_TYPES, options)
         return file, GGUF
     from onewave.weights.formats.safetensors_store import SafetensorsStore
+    from onewave.weights.quantized.store import open_matrices
 
-    store: WeightStore = SafetensorsStore.open(location.path)
-    if (scheme := load_scheme(location)) is not None:
-        from onewave.weights.quantized.store import QuantizedStore
-
-        store = QuantizedStore(store, scheme)
+    scheme = load_scheme(location)
+    store = open_matrices(SafetensorsStore.open(location.path), scheme)
+    if scheme is not None and scheme.kinds:
         if scheme.not_followed is not None:
             _log.warning("activations stay in 16 bits or more: the checkpoint asks for %s", scheme.not_followed)
         if not scaled:

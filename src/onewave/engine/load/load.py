@@ -123,7 +123,7 @@ def _load_plain(location: ModelLocation, config: ModelConfig, options: LoadOptio
             if isinstance(rounding, Rounding):
                 found.weights = (pack_rounded if tiled else round_weights)(found.weights, rounding)
             else:
-                found.weights = scale_weights(found.weights, rounding)
+                found.weights = scale_weights(found.weights, rounding, tiled=tiled)
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"weights of {location.name}",

@@ -75,11 +75,11 @@ def pack_rounded(weights: LlamaWeights, rounding: Rounding) -> LlamaWeights:
 
 
 @torch.inference_mode()
-def scale_weights(weights: LlamaWeights, form: ScaledFormat) -> LlamaWeights:
+def scale_weights(weights: LlamaWeights, form: ScaledFormat, *, tiled: bool) -> LlamaWeights:
     """The model with its layers' matrices in one byte, a scale a row, whose products round activations by token.
 
-    Norms' gains stay apart, and the embedding and the head as they are, as W8A8 checkpoints have them. Raises
-    UnsupportedError for packed matrices.
+    Norms' gains stay apart, and the embedding and the head as they are, as W8A8 checkpoints have them. tiled: in the
+    form of a CPU's kernels, whose sums do not depend on the batch. Raises UnsupportedError for packed matrices.
     """
     rounding = ROW_ROUNDINGS[form.codes]
 
@@ -90,7 +90,12 @@ def scale_weights(weights: LlamaWeights, form: ScaledFormat) -> LlamaWeights:
         return ScaledMatrix((ScaledPart(codes.view(kind), scale),))
 
     layers = [replace(one, **{name: scaled(_matrix(one, name)) for name in MATRICES}) for one in weights.layers]
-    return replace(weights, layers=tuple(layers))
+    if not tiled:
+        return replace(weights, layers=tuple(layers))
+    embedding = _narrowest(plain(weights.embedding, "quantization"))
+    tied = weights.head is weights.embedding
+    head = embedding if tied else _narrowest(plain(weights.head, "quantization"))
+    return replace(weights, embedding=embedding, layers=tuple(layers), head=head)
 
 
 def _narrowest(table: Tensor) -> PackedWeight:

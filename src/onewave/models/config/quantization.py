@@ -3,6 +3,7 @@
 Sources: transformers' utils/quantization_config.py; compressed-tensors' quantization/quant_args.py and quant_config.py.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import cast
 
@@ -19,9 +20,12 @@ _STRATEGIES = ("tensor", "channel", "group", "block")
 
 def read_scheme(fields: Fields) -> Scheme | None:
     """How a config.json's model is quantised; None where it is not. Raises ConfigError, UnsupportedError."""
-    section = fields.section("quantization_config") or fields.section("compression_config")
-    if section is None:
-        return None
+    section = _section(fields)
+    return None if section is None else scheme_of(section)
+
+
+def scheme_of(section: Fields) -> Scheme:
+    """How a `quantization_config` quantises. Raises ConfigError, UnsupportedError."""
     method = section.text("quant_method")
     reader = None if method is None else _METHODS.get(method)
     if method is None or reader is None:
@@ -34,7 +38,7 @@ def read_largest_of_kv(fields: Fields) -> float:
 
     Raises ConfigError, UnsupportedError.
     """
-    section = fields.section("quantization_config") or fields.section("compression_config")
+    section = _section(fields)
     scheme = None if section is None else section.section("kv_cache_scheme")
     if scheme is None:
         return _LARGEST_OF_KV["float8"]
@@ -45,6 +49,10 @@ def read_largest_of_kv(fields: Fields) -> float:
     return _LARGEST_OF_KV[kind]
 
 
+def _section(fields: Fields) -> Fields | None:
+    return fields.section("quantization_config") or fields.section("compression_config")
+
+
 def _gptq(section: Fields) -> Scheme:
     key = "checkpoint_format" if section.has("checkpoint_format") else "format"  # transformers 5 knows both
     form = (section.text(key) or "gptq").lower()
@@ -52,7 +60,22 @@ def _gptq(section: Fields) -> Scheme:
         raise section.unsupported(key, form, "gptq, gptq_v2", next=_NEXT)
     packing = Packing.GPTQ if form == "gptq" else Packing.GPTQ_V2
     act_order = section.flag("desc_act", default=False)
-    return Scheme("gptq", packing, ((_bits(section, "bits"), _group(section)),), act_order)
+    kinds = dict.fromkeys(_kind(each) for each in (section, *_overrides(section)))
+    return Scheme("gptq", packing, tuple(kinds), act_order)
+
+
+def _kind(section: Fields) -> tuple[int, Sharing]:
+    return _bits(section, "bits"), _group(section)
+
+
+def _overrides(section: Fields) -> list[Fields]:
+    """What GPTQModel's `dynamic` says of the modules that a pattern names, each with the rest of the section; one that
+    begins with "-:" names modules that are not quantised."""
+    rules = section.section("dynamic")
+    if rules is None:
+        return []
+    found = [rules.section(name) for name in rules.values if not name.startswith("-:")]
+    return [Fields({**section.values, **rule.values}, rule.source, rule.prefix) for rule in found if rule is not None]
 
 
 def _awq(section: Fields) -> Scheme:
@@ -63,7 +86,8 @@ def _awq(section: Fields) -> Scheme:
     bits = _bits(section, "bits" if section.has("bits") else "w_bit")
     if bits != 4:
         raise section.unsupported("bits", bits, "4", next=_NEXT)
-    return Scheme("awq", Packing.AWQ, ((bits, _group(section)),))
+    group = _group(section, "group_size" if section.has("group_size") else "q_group_size")
+    return Scheme("awq", Packing.AWQ, ((bits, group),))
 
 
 def _fp8(section: Fields) -> Scheme:
@@ -93,33 +117,40 @@ def _compressed_tensors(section: Fields) -> Scheme:
         if form not in (None, "dense"):
             raise section.unsupported(key, form, "none", next=_NEXT)
     groups = section.section("config_groups")
-    if groups is None:
+    if groups is None and section.section("kv_cache_scheme") is None:
         raise section.refuse("config_groups", "one group of modules or more")
-    packed: set[bool] = set()
-    kinds: list[tuple[int, Sharing]] = []
+    found: dict[bool, list[Fields]] = {}
     asked: list[Activations | str | None] = []
-    act_order, shifted = False, True
-    for name in groups.values:
+    for name in () if groups is None else groups.values:
+        assert groups is not None
         group = groups.section(name)
         if group is None:
             raise groups.refuse(name, "an object")
+        weights = group.section("weights")
+        if weights is None:
+            if "weights" in group.values:  # attention's own activations
+                continue
+            raise group.refuse("weights", "an object")
         form = group.text("format") or section.text("format") or "missing"
         if form not in _FORMATS:
             raise section.unsupported("format", form, ", ".join(_FORMATS), next=_NEXT)
-        weights = group.section("weights")
-        if weights is None:
-            raise group.refuse("weights", "an object")
-        packed.add(_FORMATS[form])
-        kinds.append(_weights(weights, packed=_FORMATS[form]))
+        found.setdefault(_FORMATS[form], []).append(weights)
         asked.append(_activations(group, weights))
-        act_order |= str(weights.values.get("actorder")).lower() in ("group", "dynamic", "true")
-        shifted &= not weights.flag("symmetric", default=True)
-    if len(packed) != 1:
-        raise section.unsupported("config_groups", "packed and plain codes", "one of both", next=_NEXT)
-    packing = Packing.PACKED if packed == {True} else Packing.PLAIN
     activations, not_followed = _one_of(asked)
-    kept = tuple(dict.fromkeys(kinds))
-    return Scheme("compressed-tensors", packing, kept, act_order, activations, not_followed, zero_points=shifted)
+    beside: Scheme | None = None
+    for packed, those in found.items() or [(False, [])]:
+        beside = Scheme(
+            "compressed-tensors",
+            Packing.PACKED if packed else Packing.PLAIN,
+            tuple(dict.fromkeys(_weights(weights, packed=packed) for weights in those)),
+            any(str(weights.values.get("actorder")).lower() in ("group", "dynamic", "true") for weights in those),
+            activations,
+            not_followed,
+            zero_points=bool(those) and not any(weights.flag("symmetric", default=True) for weights in those),
+            beside=beside,
+        )
+    assert beside is not None
+    return beside
 
 
 def _activations(group: Fields, weights: Fields) -> Activations | str | None:
@@ -178,15 +209,19 @@ def _bits(section: Fields, key: str) -> int:
     return bits
 
 
-def _group(section: Fields) -> Sharing:
-    size = section.integer("group_size", minimum=-1)
+def _group(section: Fields, key: str = "group_size") -> Sharing:
+    size = section.integer(key, minimum=-1)
     if size == 0:
-        raise section.refuse("group_size", "-1 for whole rows, or a whole number from 1")
+        raise section.refuse(key, "-1 for whole rows, or a whole number from 1")
     return Sharing(1, None if size == -1 else size)
 
 
 def _block(section: Fields, key: str) -> Sharing:
-    sizes = section.items(key) or []
+    given = section.values.get(key)
+    if isinstance(given, str) and re.fullmatch(r"\d{1,7}x\d{1,7}", given):  # of compressed-tensors' first versions
+        sizes: list[object] = [int(size) for size in given.split("x")]
+    else:
+        sizes = section.items(key) or []
     if len(sizes) != 2 or not all(type(size) is int and 1 <= size <= 1 << 20 for size in sizes):
         raise section.refuse(key, "two whole numbers from 1")
     rows, cols = cast("list[int]", sizes)

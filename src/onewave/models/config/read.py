@@ -12,7 +12,7 @@ from onewave.models.config.fields import Fields
 from onewave.models.config.gguf import ROPE_DIVISORS, from_gguf
 from onewave.models.config.hf import from_hf
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.config.quantization import read_largest_of_kv, read_scheme
+from onewave.models.config.quantization import read_largest_of_kv, read_scheme, scheme_of
 from onewave.weights.fetch.sources import BUILTIN_DIR, ModelLocation, builtin_names
 from onewave.weights.quantized.scheme import Scheme
 
@@ -73,7 +73,17 @@ def load_scheme(location: ModelLocation) -> Scheme | None:
     """
     if location.kind != "hf" or location.path is None:
         return None
-    return read_scheme(_fields_of(location.path))
+    return read_scheme(_fields_of(location.path)) or _scheme_beside(location.path)
+
+
+def _scheme_beside(directory: Path) -> Scheme | None:
+    """The quantisation that the first AutoGPTQ and AutoAWQ wrote into a file of its own."""
+    for file in (directory / name for name in ("quantize_config.json", "quant_config.json")):
+        values = read_json_object(file, ConfigError) if os.path.lexists(file) else {}
+        if "bits" in values or "w_bit" in values:
+            method = "awq" if "zero_point" in values else "gptq"
+            return scheme_of(Fields({"quant_method": method, **values}, str(file)))
+    return None
 
 
 def load_largest_of_kv(location: ModelLocation) -> float:

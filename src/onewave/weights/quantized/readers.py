@@ -99,6 +99,8 @@ def plan(scheme: Scheme, parts: Mapping[str, TensorInfo], stored_shape: tuple[in
     """
     names = NAMES[scheme.packing]
     main = parts[names.main]
+    if not scheme.kinds:
+        _fail(main, f"dtype {main.dtype}", "weights of 16 bits or more, as the config names no quantised modules")
     for name in (names.scale, *names.needed):
         if name not in parts:
             _fail(main, f"its {name} is missing", next="The file is incomplete; fetch it again.")
@@ -124,10 +126,16 @@ def plan(scheme: Scheme, parts: Mapping[str, TensorInfo], stored_shape: tuple[in
         _fail(main, ragged, "a group size that divides them")
     if not found:
         _fail(parts[names.scale], f"shape {list(parts[names.scale].shape)}", " or ".join(dict.fromkeys(wanted)))
-    bits, sharing, shape = min(found, key=lambda kind: kind[2] != stored_shape)
+    bits, sharing, shape = min(found, key=lambda kind: (kind[2] != stored_shape, not _fits_zeros(parts, kind[0])))
     made = Plan(scheme, parts, shape, bits, sharing, is_float)
     _check_others(made)
     return made
+
+
+def _fits_zeros(parts: Mapping[str, TensorInfo], bits: int) -> bool:
+    """Whether GPTQ's zero points are as many as scales, if their codes have so many bits."""
+    zeros = parts.get("qzeros")
+    return zeros is None or zeros.shape[-1:] == (-(-parts["scales"].shape[-1] * bits // 32),)
 
 
 def _shape(packing: Packing, shape: tuple[int, ...], bits: int) -> tuple[int, int]:

@@ -34,11 +34,12 @@ class Activations(Enum):
 class Scheme:
     """A checkpoint's quantisation.
 
-    method: its name in config.json. kinds: (bits of a code, weights that share a scale) that its matrices may have.
+    method: its name in config.json. kinds: (bits of a code, weights that share a scale) that its matrices may have;
+    none where only the KV cache has scales.
     act_order: whether columns were quantised in an order of their own, so that each matrix needs its index.
     zero_points: whether each matrix needs them.
     activations: None where they stay in 16 bits or more. not_followed: in words, what the config asks of them and is
-    not done.
+    not done. beside: of matrices that are packed otherwise.
     """
 
     method: str
@@ -48,3 +49,4 @@ class Scheme:
     activations: Activations | None = None
     not_followed: str | None = None
     zero_points: bool = False
+    beside: "Scheme | None" = None

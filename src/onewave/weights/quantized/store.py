@@ -11,12 +11,29 @@ from onewave.base.grouped import GroupedMatrix
 from onewave.base.quantized import QuantizedRows
 from onewave.weights.quantized.readers import NAMES, Plan, plan, read
 from onewave.weights.quantized.scheme import Scheme
-from onewave.weights.store import TensorInfo, WeightStore
+from onewave.weights.store import TensorInfo, WeightStore, quote
 
 # Codes in a file's own dtype that are not the matrix itself.
-_CODES = ("I8", "F8_E4M3", "I32")
+_CODES = ("I8", "U8", "F8_E4M3", "F8_E5M2", "I32")
 # Scales of a quantised KV cache, which engine/load/kv_format.py reads.
 _UNUSED = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
+
+
+_ENDINGS = tuple(f".{part}" for names in NAMES.values() for part in (names.main, names.scale) if part != "weight")
+
+
+def open_matrices(store: WeightStore, scheme: Scheme | None) -> WeightStore:
+    """A checkpoint's store whose matrices are whole. Raises WeightsError, for parts without a scheme too."""
+    if scheme is not None:
+        return QuantizedStore(store, scheme)
+    part = next((info for name, info in store.tensors.items() if name.endswith(_ENDINGS)), None)
+    if part is not None:
+        raise WeightsError(
+            f"{part.file}: tensor {quote(part.name)}",
+            got="a part of a quantised matrix, but the config has no quantization_config",
+            next="Fetch config.json again.",
+        )
+    return store
 
 
 class QuantizedStore:
@@ -29,9 +46,20 @@ class QuantizedStore:
     def __init__(self, store: WeightStore, scheme: Scheme) -> None:
         """Raises WeightsError for parts that do not fit together."""
         self._store, self.description = store, store.description
-        names = NAMES[scheme.packing]
         self._plans: dict[str, Plan] = {}
         tensors = {name: info for name, info in store.tensors.items() if not name.endswith(_UNUSED)}
+        each: Scheme | None = scheme
+        while each is not None:
+            self._find(each, tensors)
+            each = each.beside
+        self.tensors: Mapping[str, TensorInfo] = tensors | {
+            name: TensorInfo(name, made.shape, made.label, made.nbytes, made.main.file)
+            for name, made in self._plans.items()
+        }
+
+    def _find(self, scheme: Scheme, tensors: dict[str, TensorInfo]) -> None:
+        """Take the parts of one packing's matrices out of the tensors."""
+        names = NAMES[scheme.packing]
         ending = f".{names.main}"
         for name in [name for name in tensors if name.endswith(ending) and tensors[name].dtype in _CODES]:
             module = name.removesuffix(ending)
@@ -48,10 +76,6 @@ class QuantizedStore:
             if weight in tensors:
                 raise WeightsError(str(made.main.file), got=f"tensors {weight!r} and {made.main.name!r}", allowed="one")
             self._plans[weight] = made
-        self.tensors: Mapping[str, TensorInfo] = tensors | {
-            name: TensorInfo(name, made.shape, made.label, made.nbytes, made.main.file)
-            for name, made in self._plans.items()
-        }
 
     def load(self, name: str) -> torch.Tensor:
         """Return one tensor; a quantised one in float32. Raises WeightsError, UnsupportedError."""
