@@ -31,7 +31,7 @@ SLOT, STARTS, FLASH_CACHE = torch.tensor([0]), torch.tensor([0, 4], dtype=torch.
 REFUSED: dict[str, tuple[Callable[[], Any], type[OnewaveError], str]] = {
     "norm, wild weight": (lambda: ops.rms_norm(X, randn(16).to(META), 1e-6), UnsupportedError, "one device"),
     "norm, sparse": (lambda: ops.rms_norm(X.to_sparse(), randn(16), 1e-6), UnsupportedError, "a dense tensor"),
-    "linear, whole numbers": (lambda: ops.linear(X.long(), X.long()), UnsupportedError, "torch.bfloat16"),
+    "linear, whole numbers": (lambda: ops.linear(X.long(), X.long()), UnsupportedError, "bfloat16"),
     "attention, causal in words": (
         lambda: ops.attention(Q, Q, Q, causal="False"),
         InvalidArgumentError,

@@ -23,17 +23,14 @@ from onewave.compat.flash_cache import (
     checked_leftpad,
     lengths_before,
 )
+from onewave.ops import checks
 from onewave.ops.attention.call import Extras
-from onewave.ops.attention.checks import SMALLEST_HEAD_DIM, check_extras, check_kinds
-from onewave.ops.attention.masks import check_switch, is_finite, is_whole
+from onewave.ops.attention.checks import check_extras, check_kinds
 from onewave.ops.attention.masks import options as check_options
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.decode_attention.call import MAX_QUERIES
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.library import (
-    check_one_device,
-    check_optional,
-    check_tensors,
     checks_contents,
     is_readable,
     is_watched,
@@ -57,18 +54,18 @@ def _options(
     return_attn_probs: bool = False,
 ) -> dict[str, Any]:
     """FlashAttention's way of saying it in ours: None for what is off."""
-    if not is_finite(dropout_p) or dropout_p:
+    if not checks.is_finite(dropout_p) or dropout_p:
         next = "These kernels are for inference."
         raise UnsupportedError("flash_attn: dropout_p", got=shown(dropout_p), allowed="0.0", next=next)
     if return_attn_probs:
         next = "onewave.ops.attention(.., return_lse=True) returns the LSE."
         raise UnsupportedError("flash_attn: return_attn_probs", got="True", allowed="False", next=next)
-    check_switch("flash_attn: causal", causal)
-    if not is_finite(softcap):
+    checks.switch("flash_attn: causal", causal)
+    if not checks.is_finite(softcap):
         raise InvalidArgumentError("flash_attn: softcap", got=shown(softcap), allowed="a finite number, 0 for none")
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
         raise InvalidArgumentError("window_size", got=shown(window_size), allowed="(left, right), -1 for no limit")
-    if not all(is_whole(size) for size in window_size):
+    if not all(checks.is_whole(size) for size in window_size):
         raise InvalidArgumentError("window_size", got=shown(window_size), allowed="whole numbers, -1 for no limit")
     left, right = (None if size < 0 else size for size in window_size)
     window = None if left is None and (causal or right is None) else (left, 0 if causal else right)
@@ -147,7 +144,7 @@ def flash_attn_varlen_func(
     are pages [pages, page_size, kv_heads, head_dim]; see attention_varlen for the kernels that read them in place.
     """
     if block_table is not None:
-        check_tensors("flash_attn_varlen_func", block_table=block_table)
+        checks.tensors("flash_attn_varlen_func", block_table=block_table)
         check_index_dtype("flash_attn_varlen_func: block_table", block_table)
     return _varlen(q, k, v, (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), options, block_table=block_table)[
         0
@@ -217,17 +214,17 @@ def flash_attn_with_kvcache(
     Raises ShapeError, InvalidArgumentError, UnsupportedError.
     """
     name = "flash_attn_with_kvcache"
-    check_tensors(name, q=q, k_cache=k_cache, v_cache=v_cache)
-    check_optional(name, {
+    checks.tensors(name, q=q, k_cache=k_cache, v_cache=v_cache)
+    checks.optional(name, {
         "k": k, "v": v, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cache_batch_idx": cache_batch_idx,
         "cache_leftpad": cache_leftpad, "block_table": block_table, "alibi_slopes": alibi_slopes,
     })  # fmt: skip
     if q.ndim != 4:
         raise ShapeError(f"{name}: q", got=str(tuple(q.shape)), allowed="[batch, Sq, heads, head_dim]")
-    if not is_whole(num_splits):
+    if not checks.is_whole(num_splits):
         raise InvalidArgumentError(f"{name}: num_splits", got=shown(num_splits), allowed="a whole number")
-    check_switch(f"{name}: rotary_interleaved", rotary_interleaved)
-    check_switch(f"{name}: return_softmax_lse", return_softmax_lse)
+    checks.switch(f"{name}: rotary_interleaved", rotary_interleaved)
+    checks.switch(f"{name}: return_softmax_lse", return_softmax_lse)
     cache = FlashCache.of(q.shape[0], k_cache, v_cache, cache_batch_idx, block_table, written=k is not None)
     leftpad = checked_leftpad(cache, q.shape[0], cache_leftpad)
     past = lengths_before(cache, q, k, v, cache_seqlens)
@@ -237,7 +234,7 @@ def flash_attn_with_kvcache(
     angles = checked_angles(q, k, rotary_cos, rotary_sin)
     _check_attends(name, q, cache, options)
     lengths_and_rows = past, cache_batch_idx, leftpad, block_table
-    check_one_device(name, q, (k, v, k_cache, v_cache, rotary_cos, rotary_sin, alibi_slopes, *lengths_and_rows))
+    checks.one_device(name, q, (k, v, k_cache, v_cache, rotary_cos, rotary_sin, alibi_slopes, *lengths_and_rows))
     moves = bool(options["causal"]) or options["window"] is not None
     is_watched(q, k, v, k_cache, v_cache, rotary_cos, rotary_sin)  # refuses what the operators would, but before
     readable = is_readable(q, k_cache, v_cache, *lengths_and_rows)
@@ -373,7 +370,7 @@ def _dense(
     num_keys: int | None = None,
 ) -> _Result:
     """num_keys: that there could be, by which a window's sides are dropped."""
-    check_tensors(name, q=q, k=k, v=v)
+    checks.tensors(name, q=q, k=k, v=v)
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
         got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         raise ShapeError(f"{name}: q, k, v", got=got, allowed="[batch, seq, heads, head_dim] each")
@@ -398,7 +395,7 @@ def _varlen(
     return_lse: bool = False,
     block_table: Tensor | None = None,
 ) -> _Result:
-    check_tensors("flash_attn_varlen", q=q, k=k, v=v)
+    checks.tensors("flash_attn_varlen", q=q, k=k, v=v)
     _check_head_dims("flash_attn_varlen", q, k, v)
     if isinstance(sizes[3], int):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
         options = _within(sizes[3], options)
@@ -427,14 +424,14 @@ def _with_scale(q: Tensor, options: dict[str, Any]) -> dict[str, Any]:
 
 def _prepared(tensor: Tensor) -> Tensor:
     """With a contiguous last axis of a length that the kernels take: a multiple of 8 from 16; zeros change nothing."""
-    missing = max(-tensor.shape[-1] % 8, SMALLEST_HEAD_DIM - tensor.shape[-1])
+    missing = max(-tensor.shape[-1] % 8, checks.SMALLEST_HEAD_DIM - tensor.shape[-1])
     if missing > 0:
         return torch.nn.functional.pad(tensor, (0, missing))
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _unpacked(packed: Tensor, parts: int, ndim: int) -> tuple[Tensor, ...]:
-    check_tensors("flash_attn", packed=packed)
+    checks.tensors("flash_attn", packed=packed)
     if packed.ndim != ndim or packed.shape[-3] != parts:
         front = "batch, seq" if ndim == 5 else "tokens"
         raise ShapeError(

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.ops import checks
 from onewave.ops.append_kv.op import append_kv
 from onewave.ops.append_kv.reference import rotate
-from onewave.ops.attention.masks import is_whole
 from onewave.ops.decode_attention.caches import check_lengths
-from onewave.ops.library import check_apart, check_tensors
 
 _NAME = "flash_attn_with_kvcache"
 
@@ -72,8 +71,8 @@ class FlashCache:
                 raise ShapeError(f"{_NAME}: {label}", got=str(tuple(tensor.shape)), allowed=allowed)
             check_index_dtype(f"{_NAME}: {label}", tensor)
         if written:
-            check_apart(f"{_NAME}: k_cache", k)
-            check_apart(f"{_NAME}: v_cache", v)
+            checks.apart(_NAME, "k_cache", k)
+            checks.apart(_NAME, "v_cache", v)
         if block_table is None and rows is None and k.shape[0] != batch:
             what, next = f"{_NAME}: rows of the cache", "Or pass cache_batch_idx."
             raise ShapeError(what, got=str(k.shape[0]), allowed=str(batch), next=next)
@@ -219,7 +218,7 @@ def lengths_before(
             got, allowed = f"{k.dtype}, {v.dtype}", f"{cache.k.dtype}, {cache.v.dtype}, as the cache"
             raise UnsupportedError(f"{_NAME}: dtypes of k, v", got=got, allowed=allowed)
     if isinstance(cache_seqlens, Tensor):
-        check_tensors(_NAME, cache_seqlens=cache_seqlens)
+        checks.tensors(_NAME, cache_seqlens=cache_seqlens)
         if cache_seqlens.shape != (batch,) or cache_seqlens.dtype not in (torch.int32, torch.int64):
             got = f"{cache_seqlens.dtype} {tuple(cache_seqlens.shape)}"
             raise ShapeError(f"{_NAME}: cache_seqlens", got=got, allowed=f"a number, or int32 [{batch}]")
@@ -227,7 +226,7 @@ def lengths_before(
         return cache_seqlens.clamp(-1, cache.capacity + 1).to(torch.int32)
     past = cache.capacity if cache_seqlens is None else cache_seqlens
     num_new = 0 if k is None else k.shape[1]
-    if not is_whole(past) or not 0 <= past <= cache.capacity - num_new:
+    if not checks.is_whole(past) or not 0 <= past <= cache.capacity - num_new:
         allowed = f"0 to {cache.capacity - num_new}, so that {num_new} more fit, or int32 [{batch}]"
         raise InvalidArgumentError(f"{_NAME}: cache_seqlens", got=shown(past), allowed=allowed)
     return torch.full((batch,), int(past), dtype=torch.int32, device=q.device)

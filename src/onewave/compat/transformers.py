@@ -25,8 +25,8 @@ except ImportError as error:
     ) from error
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.attention.checks import SMALLEST_HEAD_DIM
 from onewave.ops.attention.op import attention
+from onewave.ops.checks import SMALLEST_HEAD_DIM
 from onewave.ops.decode_attention.call import MAX_QUERIES
 from onewave.ops.decode_attention.op import decode_attention
 

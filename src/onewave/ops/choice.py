@@ -204,15 +204,6 @@ class Asked:
             raise UnsupportedError(f"explain {self.operator}: {option}", got=shown(given), allowed=", ".join(DTYPES))
         return kind
 
-    def backend(self, known: Sequence[str]) -> str:
-        """Return the call's backend. Raises InvalidArgumentError, UnsupportedError for a GPU's on a CPU."""
-        backend = self.options.get("backend", "auto")
-        if backend not in known:
-            raise InvalidArgumentError(f"{self.operator}: backend", got=shown(backend), allowed=", ".join(known))
-        if backend in ("gluon", "triton") and self.on_cpu:
-            raise UnsupportedError(f"{self.operator} (backend={backend})", got="a CPU", next='Use backend="auto".')
-        return backend
-
 
 class Kept(dict[object, _T]):
     """What was found for calls of one form, by all that it depends on: looking up is faster than finding again."""

@@ -17,10 +17,10 @@ import torch
 
 from onewave.base.device import CPU, H200_SMS, Device, device_of
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.ops import checks
 from onewave.ops.append_kv import choose as append_kv
 from onewave.ops.attention import choose as attention
 from onewave.ops.attention.fp8 import choose as attention_fp8
-from onewave.ops.attention.masks import is_whole
 from onewave.ops.choice import DTYPES, Asked, Choice
 from onewave.ops.decode_attention import choose as decode_attention
 from onewave.ops.ffn import choose as ffn
@@ -117,7 +117,9 @@ def explain(
     for option in options:
         if option not in known:
             raise InvalidArgumentError(f"explain {name}: option", got=shown(option), allowed=", ".join(known))
-    _check_counts(name, options)
+    for option, least in _LEAST.items():
+        if options.get(option) is not None:
+            checks.whole(f"explain {name}", option, options[option], least)
     # None is what such a call has without them; elsewhere, as for rotary and activation, it means something.
     absent = {*more, *(option for option, parameter in parameters.items() if parameter.default is None)}
     given = {option: value for option, value in options.items() if value is not None or option not in absent}
@@ -128,15 +130,6 @@ def explain(
     return Explanation(
         name, str(asked), choice.backend, choice.kernel, reasons, choice.tile, choice.split, choice.programs
     )
-
-
-def _check_counts(operator: str, options: dict[str, Any]) -> None:
-    """Raise InvalidArgumentError for a count that is no whole number."""
-    for name, least in _LEAST.items():
-        value = options.get(name)
-        if value is not None and not (is_whole(value) and value >= least):
-            allowed = f"a whole number from {least}"
-            raise InvalidArgumentError(f"explain {operator}: {name}", got=shown(value), allowed=allowed)
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:

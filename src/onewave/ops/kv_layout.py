@@ -7,7 +7,7 @@ threads each own a key reads 16 bytes a thread without gaps. Packing moves eleme
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
-from onewave.ops.library import check_tensors
+from onewave.ops import checks
 
 _CHUNK_BYTES = 16
 
@@ -22,7 +22,7 @@ def pack_k(k: Tensor) -> Tensor:
 
     Any dtype of 1, 2, 4 or 8 bytes, any strides; x = 16 / itemsize must divide head_dim. Raises ShapeError.
     """
-    check_tensors("pack_k", k=k)
+    checks.tensors("pack_k", k=k)
     x = chunk_size(k)
     if k.ndim != 4 or k.shape[-1] % x:
         raise ShapeError(
@@ -36,7 +36,7 @@ def unpack_k(packed: Tensor) -> Tensor:
 
     Raises ShapeError where the last axis is not the dtype's x.
     """
-    check_tensors("unpack_k", packed=packed)
+    checks.tensors("unpack_k", packed=packed)
     x = chunk_size(packed)
     if packed.ndim != 5 or packed.shape[-1] != x:
         raise ShapeError(

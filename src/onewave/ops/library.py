@@ -6,7 +6,7 @@ of times; plain eager inference therefore calls the implementation directly, and
 (a compiler, a tensor subclass, autograd) take the registered way.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -17,7 +17,7 @@ from torch._C._functorch import get_unwrapped, is_batchedtensor, is_gradtracking
 from torch.autograd import forward_ad
 
 import onewave.ops.forked  # noqa: F401  # pyright: ignore[reportUnusedImport] (before anything computes)
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.base.errors import UnsupportedError
 from onewave.base.settings import Settings
 
 PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
@@ -145,69 +145,6 @@ def refuse_grad(what: str, *tensors: Tensor | None) -> None:
         return
     if any(tensor is not None and tensor.requires_grad for tensor in tensors):
         raise UnsupportedError(what, got="tensors that require grad", next="Run it under torch.no_grad().")
-
-
-def check_optional(operator: str, tensors: Mapping[str, object]) -> None:
-    """check_tensors of those that are not None."""
-    check_tensors(operator, **{name: tensor for name, tensor in tensors.items() if tensor is not None})
-
-
-def check_tensors(operator: str, **tensors: object) -> None:
-    """Raises InvalidArgumentError for the first that is no tensor, UnsupportedError for a sparse or nested one."""
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            plain = tensor is None or isinstance(tensor, (int, float, str))
-            got = shown(tensor) if plain else type(tensor).__name__
-            raise InvalidArgumentError(f"{operator}: {name}", got=got, allowed="a torch.Tensor")
-        if tensor.layout is not torch.strided or tensor.is_nested:
-            got = "a nested tensor" if tensor.is_nested else str(tensor.layout)
-            raise UnsupportedError(f"{operator}: {name}", got=got, allowed="a dense tensor")
-
-
-def check_one_device(operator: str, first: Tensor, others: Iterable[Tensor | None]) -> None:
-    """Raises UnsupportedError where another tensor lies on another device than the first."""
-    for other in others:
-        if other is not None and other.device != first.device:
-            raise UnsupportedError(
-                f"{operator}: devices", got=f"{first.device} and {other.device}", allowed="one device"
-            )
-
-
-def check_seq_lens(operator: str, seq_lens: Tensor, rows: int) -> None:
-    """Raises ShapeError for lengths that are not a whole number a row."""
-    if seq_lens.shape != (rows,) or seq_lens.dtype not in (torch.int32, torch.int64):
-        got = f"{seq_lens.dtype} {tuple(seq_lens.shape)}"
-        raise ShapeError(f"{operator}: seq_lens", got=got, allowed=f"int32 or int64 [{rows}]")
-
-
-def check_rotary(operator: str, rotary: Tensor, rows: int, head_dim: int) -> None:
-    """Raises ShapeError, UnsupportedError for what is no cosines and sines of each row."""
-    shape = rotary.shape
-    if len(shape) != 2 or shape[0] != rows or shape[1] % 2 or shape[1] > head_dim:
-        allowed = f"[{rows}, an even rotary_dim up to {head_dim}]"
-        raise ShapeError(f"{operator}: rotary", got=str(tuple(shape)), allowed=allowed)
-    if rotary.dtype is not torch.float32:
-        raise UnsupportedError(f"{operator}: dtype of rotary", got=str(rotary.dtype), allowed="float32")
-
-
-def shares_elements(tensor: Tensor) -> bool:
-    """Whether elements may share their place: unless every axis steps over all that the finer ones reach."""
-    if tensor.is_contiguous():
-        return False
-    # Compared by pairs: torch.compile cannot sort sizes that it does not know.
-    axes = [(step, size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
-    for at, (step, _) in enumerate(axes):
-        finer = [other * last for i, (other, last) in enumerate(axes) if other < step or (other == step and i < at)]
-        if step <= sum(finer):
-            return True
-    return False
-
-
-def check_apart(what: str, written: Tensor) -> None:
-    """Raises ShapeError where elements of a tensor that is to be written share their place."""
-    if shares_elements(written):
-        got = f"shape {tuple(written.shape)} with strides {written.stride()}"
-        raise ShapeError(what, got=got, allowed="elements of their own", next="Call .contiguous() and keep the result.")
 
 
 def checks_contents() -> bool:

@@ -15,7 +15,7 @@ import torch
 from onewave.base.device import current_device
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.gpu.compile_pool import compile_in, processes
-from onewave.ops.attention.checks import check_head_dim
+from onewave.ops import checks
 from onewave.ops.attention.op import attention, attention_varlen
 
 _HEADS = 16
@@ -62,7 +62,7 @@ def warm(
     if threads is not None and threads < 1:
         raise InvalidArgumentError("threads", got=str(threads), allowed="1 or more")
     for head_dim in head_dims:
-        check_head_dim("warm", head_dim, on_cpu=False)
+        checks.head_dim("warm", head_dim, on_cpu=False)
     if ":" not in str(where):
         where = torch.device("cuda", current_device())
     calls = _calls(where, dtypes, head_dims, every)

@@ -43,7 +43,7 @@ from onewave.models.config.read import load_scheme
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 from onewave.models.names import GGUF, HF, Layout, check_tensors, expected_shapes, hf_layout, layer_part_shapes
 from onewave.models.registry import FAMILIES
-from onewave.ops.attention.checks import check_head_dim
+from onewave.ops import checks
 from onewave.ops.linear import LinearWeight, PackedWeight, can_pack, has_finite_scales, pack, pack_dense, stack
 from onewave.ops.scaled_linear import ScaledMatrix, ScaledPart
 from onewave.weights.fetch.sources import LOAD_FORMATS, ModelLocation
@@ -87,7 +87,7 @@ def open_parts(
     if packed and (dtype is not torch.float32 or device.type != "cpu"):
         raise UnsupportedError("packed weights", got=f"{dtype} on {device}", allowed="torch.float32 on cpu")
     if device.type != "cpu":
-        check_head_dim(f"model {location.name}", config.head_dim, on_cpu=False, least=8)
+        checks.head_dim(f"model {location.name}", config.head_dim, on_cpu=False, least=8)
     store, layout = _open(location, config, options, scaled=scaled)
     try:
         check_tensors(store, config, layout)

@@ -5,22 +5,20 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops import checks
 from onewave.ops.attention.call import AttentionCall, Extras, Packed
-from onewave.ops.attention.masks import as_whole, is_whole
 from onewave.ops.attention.pages import check_pages, check_table
-from onewave.ops.library import check_one_device, check_optional, check_tensors, checks_contents, shares_elements
+from onewave.ops.library import checks_contents
 
 BACKENDS = ("auto", "triton", "gluon", "mma", "torch", "reference")
-SMALLEST_HEAD_DIM = 16
 _MAX_TOKENS = (1 << 31) - 1
-_HALVES = (torch.float16, torch.bfloat16)
-_BIAS_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
+_BIAS_DTYPES = (torch.bool, *checks.HALVES, torch.float32)
 
 
 def check_ranks(name: str, q: Tensor, k: Tensor, v: Tensor, *, packed: bool) -> None:
     """Check that q, k and v are tensors of three axes if packed, else of four."""
-    check_tensors(name, q=q, k=k, v=v)
+    checks.tensors(name, q=q, k=k, v=v)
     for label, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != (3 if packed else 4):
             layout = "tokens, heads, head_dim" if packed else "batch, heads, seq, head_dim"
@@ -38,18 +36,18 @@ def packing(
     cu_seqlens_q, cu_seqlens_k = cu_seqlens
     if pages is not None:
         check_pages(name, *pages, cu_seqlens_k)
-    check_tensors(name, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    checks.tensors(name, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     for label, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if starts.ndim != 1 or starts.numel() < 1 or starts.dtype is not torch.int32 or starts.stride(0) != 1:
-            raise ShapeError(f"{name}: {label}", got=_words(starts), allowed="contiguous int32 [sequences + 1]")
+            raise ShapeError(
+                f"{name}: {label}", got=checks.words_of(starts), allowed="contiguous int32 [sequences + 1]"
+            )
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
-        got = f"{_words(cu_seqlens_q)}, {_words(cu_seqlens_k)}"
+        got = f"{checks.words_of(cu_seqlens_q)}, {checks.words_of(cu_seqlens_k)}"
         raise ShapeError(f"{name}: cu_seqlens_q, cu_seqlens_k", got=got, allowed="one length")
-    for label, most in zip("qk", longest, strict=True):
-        if not is_whole(most) or not 0 <= most <= _MAX_TOKENS:
-            allowed = f"a whole number from 0 to {_MAX_TOKENS}"
-            raise InvalidArgumentError(f"{name}: max_seqlen_{label}", got=shown(most), allowed=allowed)
-    numbers = as_whole(longest[0], _MAX_TOKENS), as_whole(longest[1], _MAX_TOKENS)
+    for label, most in zip(("max_seqlen_q", "max_seqlen_k"), longest, strict=True):
+        checks.whole(name, label, most, 0, _MAX_TOKENS)
+    numbers = checks.as_whole(longest[0], _MAX_TOKENS), checks.as_whole(longest[1], _MAX_TOKENS)
     return Packed(cu_seqlens_q, cu_seqlens_k, *numbers, None if pages is None else pages[2])
 
 
@@ -61,11 +59,13 @@ def check(call: AttentionCall) -> None:
     name, q = call.name, call.q
     check_operands(call)
     in_torch = call.backend == "torch" and call.packed is None
-    check_head_dim(name, q.shape[-1], on_cpu=call.on_cpu, least=8 if in_torch else SMALLEST_HEAD_DIM)
+    checks.head_dim(name, q.shape[-1], on_cpu=call.on_cpu, least=8 if in_torch else checks.SMALLEST_HEAD_DIM)
     check_kinds(name, q, call.k, call.v, on_cpu=call.on_cpu)
-    _check_out(name, q, call.out)
-    if call.backend not in BACKENDS:
-        raise InvalidArgumentError(f"{name}: backend", got=shown(call.backend), allowed=", ".join(BACKENDS))
+    if call.out is not None:
+        checks.tensors(name, out=call.out)
+        checks.one_device(name, q, (call.out,))
+        checks.out(name, call.out, q.dtype, q.shape)
+    checks.one_of(name, "backend", call.backend, BACKENDS)
 
 
 def check_operands(call: AttentionCall) -> None:
@@ -83,19 +83,10 @@ def check_operands(call: AttentionCall) -> None:
     else:
         batch, scores = packed.num_sequences, (packed.max_seqlen_q, packed.max_seqlen_k)
     check_extras(name, q, call.extras, batch=batch, scores=scores)
-    check_one_device(name, q, call.tensors)
+    checks.one_device(name, q, call.tensors)
     for label, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.stride(-1) != 1 and tensor.numel() > 0:
-            got = f"strides {tensor.stride()}"
-            raise ShapeError(f"{name}: {label}", got=got, allowed="a contiguous last axis", next="Call .contiguous().")
-
-
-def check_head_dim(name: str, head_dim: int, *, on_cpu: bool, least: int = SMALLEST_HEAD_DIM) -> None:
-    """Check for an even one up to 256 on a CPU, and a multiple of 8 from `least` on a GPU. Raises UnsupportedError."""
-    step, least = (2, 2) if on_cpu else (8, least)
-    if head_dim % step or not least <= head_dim <= 256:
-        allowed = f"multiples of {step} from {least} to 256" + ("" if on_cpu else " on a GPU")
-        raise UnsupportedError(f"{name}: head_dim", got=str(head_dim), allowed=allowed, next="Pad it with zeros.")
+        if tensor.numel():
+            checks.last_axis(name, label, tensor)
 
 
 def check_kinds(name: str, q: Tensor, *others: Tensor, on_cpu: bool | None = None) -> None:
@@ -104,11 +95,11 @@ def check_kinds(name: str, q: Tensor, *others: Tensor, on_cpu: bool | None = Non
     Raises UnsupportedError.
     """
     on_cpu = q.device.type == "cpu" if on_cpu is None else on_cpu
-    allowed = (*_HALVES, torch.float32) if on_cpu else _HALVES
+    allowed = (*checks.HALVES, torch.float32) if on_cpu else checks.HALVES
     if q.dtype not in allowed:
-        words = "float16, bfloat16" + (", float32" if on_cpu else " (float32 on a CPU)")
         advice = "Use attention_fp8." if q.dtype is torch.float8_e4m3fn else "Convert q, k and v."
-        raise UnsupportedError(f"{name}: dtype", got=f"{q.dtype} on {q.device}", allowed=words, next=advice)
+        got = f"{q.dtype} on {q.device}"
+        raise UnsupportedError(f"{name}: dtype", got=got, allowed=checks.names_of(allowed), next=advice)
     if any(tensor.dtype is not q.dtype for tensor in others):
         got = ", ".join(str(tensor.dtype) for tensor in (q, *others))
         raise UnsupportedError(f"{name}: dtypes of q, k, v", got=got, allowed="one dtype", next="Convert them.")
@@ -119,33 +110,20 @@ def check_extras(name: str, q: Tensor, extras: Extras, *, batch: int, scores: tu
     sinks, alibi_slopes, bias = extras
     if sinks is None and alibi_slopes is None and bias is None:
         return
-    check_optional(name, extras._asdict())
+    checks.optional(name, extras._asdict())
     num_heads = q.shape[1]
     if sinks is not None and (sinks.shape != (num_heads,) or not sinks.dtype.is_floating_point):
-        raise ShapeError(f"{name}: sinks", got=_words(sinks), allowed=f"a float tensor [{num_heads}]")
+        raise ShapeError(f"{name}: sinks", got=checks.words_of(sinks), allowed=f"a float tensor [{num_heads}]")
     if alibi_slopes is not None:
-        right_shape = alibi_slopes.shape in ((num_heads,), (batch, num_heads))
-        if not right_shape or alibi_slopes.dtype is not torch.float32:
-            allowed = f"float32 [{num_heads}] or [{batch}, {num_heads}]"
-            raise ShapeError(f"{name}: alibi_slopes", got=_words(alibi_slopes), allowed=allowed)
+        checks.form(name, "alibi_slopes", alibi_slopes, (torch.float32,), (num_heads,), (batch, num_heads))
     if bias is not None:
         full = (batch, num_heads, *scores)
         tail = full[4 - bias.ndim :] if bias.ndim <= 4 else ()
         if bias.ndim > 4 or any(n != 1 and n != m for n, m in zip(bias.shape, tail, strict=True)):
-            raise ShapeError(f"{name}: bias", got=_words(bias), allowed=f"a shape that broadcasts to {list(full)}")
-        if bias.dtype not in _BIAS_DTYPES:
-            raise UnsupportedError(f"{name}: bias", got=_words(bias), allowed="bool, float16, bfloat16, float32")
-
-
-def _check_out(name: str, q: Tensor, out: Tensor | None) -> None:
-    if out is None:
-        return
-    check_tensors(name, out=out)
-    check_one_device(name, q, (out,))
-    wrong = out.shape != q.shape or out.dtype is not q.dtype or (out.stride(-1) != 1 and out.numel() > 0)
-    if wrong or shares_elements(out):
-        allowed = f"{q.dtype} {tuple(q.shape)} with a contiguous last axis, elements of their own"
-        raise ShapeError(f"{name}: out", got=f"{_words(out)}, strides {out.stride()}", allowed=allowed)
+            raise ShapeError(
+                f"{name}: bias", got=checks.words_of(bias), allowed=f"a shape that broadcasts to {list(full)}"
+            )
+        checks.dtype(name, "dtype of bias", bias.dtype, _BIAS_DTYPES)
 
 
 def check_lengths(call: AttentionCall) -> None:
@@ -177,7 +155,3 @@ def _check_starts(what: str, starts: list[int], longest: int, limit: str, tokens
     if starts[0] < 0 or starts[-1] > tokens or any(not 0 <= n <= longest for n in lengths):
         allowed = f"from 0 or more to at most {tokens} in steps of 0 to {longest} ({limit})"
         raise InvalidArgumentError(what, got=str(starts[:9])[:120], allowed=allowed)
-
-
-def _words(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)}"

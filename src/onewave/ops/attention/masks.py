@@ -3,21 +3,17 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, shown
+from onewave.ops import checks
 
 ALIGNMENTS = ("bottom-right", "top-left")
-_LARGEST = 3.4028234663852886e38
 # Nearer to 0 than this is 0 in float32.
 _SMALLEST = 1.1754943508222875e-38
-# A tanh near 1 of float32 is off by 6e-8: scores by as much of the cap.
-_SOFTCAPS = (1e-6, 1e4)
 # Beyond any sequence: as good as no limit.
 _MAX_KEYS = 1 << 40
 MAX_KEYS = 1 << 30
@@ -77,12 +73,10 @@ def options(
     align: str = "bottom-right",
 ) -> Options:
     """Check and normalise; see op.attention for the meaning of each. Raises InvalidArgumentError."""
-    if align not in ALIGNMENTS:
-        raise InvalidArgumentError(f"{operator}: align", got=shown(align), allowed=", ".join(ALIGNMENTS))
-    check_switch(f"{operator}: causal", causal, next="A mask of your own is a bias.")
-    if scale is not None and not is_finite(scale):
-        raise InvalidArgumentError(f"{operator}: scale", got=shown(scale), allowed="a finite number, or None")
-    check_softcap(f"{operator}: softcap", softcap)
+    checks.one_of(operator, "align", align, ALIGNMENTS)
+    checks.switch(f"{operator}: causal", causal, next="A mask of your own is a bias.")
+    checks.finite(operator, "scale", scale)
+    checks.softcap(operator, softcap)
     left, right = _sides(operator, window)
     if causal:
         right = 0 if right is None else min(right, 0)
@@ -91,60 +85,20 @@ def options(
     return Options(factor, left, right, align == "top-left", None if softcap is None else float(softcap))
 
 
-def check_softcap(what: str, softcap: object) -> None:
-    """Raises InvalidArgumentError for what is no cap, or one so large that scores would lose more than they are cut."""
-    if softcap is None:
-        return
-    if not is_finite(softcap):
-        raise InvalidArgumentError(what, got=shown(softcap), allowed="a finite number, or None")
-    cap, (least, most) = cast("float", softcap), _SOFTCAPS
-    if not cap > 0:
-        raise InvalidArgumentError(what, got=str(cap), allowed="greater than 0, or None")
-    if not least <= cap <= most:
-        allowed, useless = f"from {least:g} to {most:,.0f}, or None", "None changes scores as little."
-        raise InvalidArgumentError(what, got=str(cap), allowed=allowed, next=useless if cap > most else None)
-
-
-def check_switch(what: str, value: object, next: str | None = None) -> None:
-    """Raises InvalidArgumentError for anything but True and False: other values, "False" among them, would be one."""
-    if not isinstance(value, (bool, np.bool_)):
-        got = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else shown(value)
-        raise InvalidArgumentError(what, got=got, allowed="True or False", next=next)
-
-
-def is_whole(value: object) -> bool:
-    """Whether it is a whole number, of Python's, NumPy's or a compiler's; True and False are none."""
-    return not isinstance(value, bool) and isinstance(value, (Integral, torch.SymInt))
-
-
-def is_finite(number: object) -> bool:
-    """Whether it is a number that float32 holds, and no True or False. By comparing, as a compiler can, too."""
-    if type(number) is float:  # asking the abstract class takes half a microsecond
-        return -_LARGEST <= number <= _LARGEST
-    if isinstance(number, np.generic):  # a narrow one would overflow beside the bound
-        number = cast("object", number.item())
-    return not isinstance(number, bool) and isinstance(number, Real) and -_LARGEST <= cast("float", number) <= _LARGEST
-
-
-def as_whole(number: int, most: int) -> int:
-    """A whole number as Python's own, at most `most`; a compiler's stays what it is."""
-    return number if isinstance(number, torch.SymInt) else min(int(number), most)  # pyright: ignore[reportUnnecessaryIsInstance] (a compiler's)
-
-
 def _sides(operator: str, window: Window | None) -> tuple[int | None, int | None]:
     """Keys to the left and right of a query's own place that it sees; None for all of them."""
     if window is None:
         return None, None
-    if is_whole(window):
+    if checks.is_whole(window):
         keys = cast("int", window)
         if keys < 1:
             raise InvalidArgumentError(f"{operator}: window", got=str(keys), allowed="at least 1, or (left, right)")
-        return as_whole(keys, _MAX_KEYS) - 1, None
+        return checks.as_whole(keys, _MAX_KEYS) - 1, None
     sides = tuple(cast("Iterable[Any]", window)) if isinstance(window, (tuple, list)) else (window,)
-    if len(sides) != 2 or any(side is not None and (not is_whole(side) or side < -1) for side in sides):
+    if len(sides) != 2 or any(side is not None and (not checks.is_whole(side) or side < -1) for side in sides):
         allowed = "a number of keys, or (left, right) with -1 for no limit"
         raise InvalidArgumentError(f"{operator}: window", got=shown(window), allowed=allowed)
-    left, right = (None if side is None or side == -1 else as_whole(side, _MAX_KEYS) for side in sides)
+    left, right = (None if side is None or side == -1 else checks.as_whole(side, _MAX_KEYS) for side in sides)
     return left, right
 
 

@@ -7,28 +7,26 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError
+from onewave.ops import checks
 from onewave.ops.attention.call import AttentionCall
 from onewave.ops.attention.masks import Options
-from onewave.ops.library import check_tensors
 
 
 def check_pages(name: str, k: Tensor, v: Tensor, block_table: Tensor, starts_k: Tensor) -> None:
     """k, v [pages, page_size, kv_heads, head_dim] and block_table [sequences, pages a sequence]."""
-    check_tensors(name, k=k, v=v, block_table=block_table, cu_seqlens_k=starts_k)
+    checks.tensors(name, k=k, v=v, block_table=block_table, cu_seqlens_k=starts_k)
     if starts_k.ndim != 1 or starts_k.numel() < 1:
-        allowed = "contiguous int32 [sequences + 1]"
-        raise ShapeError(f"{name}: cu_seqlens_k", got=f"{starts_k.dtype} {tuple(starts_k.shape)}", allowed=allowed)
+        raise ShapeError(
+            f"{name}: cu_seqlens_k", got=checks.words_of(starts_k), allowed="contiguous int32 [sequences + 1]"
+        )
     if k.ndim != 4 or k.shape != v.shape:
         got, allowed = f"shapes {tuple(k.shape)}, {tuple(v.shape)}", "[pages, page_size, kv_heads, head_dim] twice"
         raise ShapeError(f"{name}: k, v with block_table", got=got, allowed=allowed)
     sequences = starts_k.shape[0] - 1
-    words = f"{block_table.dtype} {tuple(block_table.shape)}"
     if block_table.ndim != 2 or len(block_table) != sequences or block_table.dtype is not torch.int32:
-        raise ShapeError(f"{name}: block_table", got=words, allowed=f"int32 [{sequences}, pages a sequence]")
-    if block_table.stride(1) != 1 and block_table.shape[1] > 1:
-        raise ShapeError(
-            f"{name}: block_table", got=f"strides {block_table.stride()}", allowed="a contiguous last axis"
-        )
+        allowed = f"int32 [{sequences}, pages a sequence]"
+        raise ShapeError(f"{name}: block_table", got=checks.words_of(block_table), allowed=allowed)
+    checks.last_axis(name, "block_table", block_table)
     if k.shape[1] < 1:
         raise ShapeError(f"{name}: page_size", got=str(k.shape[1]), allowed="at least 1")
 

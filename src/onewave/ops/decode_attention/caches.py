@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops import checks
 
 KV_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.float8_e4m3fn)
 
@@ -46,32 +47,21 @@ def cache_shape(operator: str, k_cache: Tensor, v_cache: Tensor, block_table: Te
             allowed = f"a head_dim that is a multiple of {chunk}"
             raise ShapeError(f"{operator}: k_cache", got=got, allowed=allowed, next="Use the plain layout.")
         right = (blocks, num_kv_heads, head_dim // chunk, block_size, chunk)
-    if tuple(k_cache.shape) != right:
-        raise ShapeError(f"{operator}: k_cache", got=str(tuple(k_cache.shape)), allowed=f"{right}, to go with v_cache")
+    checks.shape(operator, "k_cache", k_cache, right)
     if k_cache.dtype is not v_cache.dtype or k_cache.dtype not in KV_DTYPES:
-        raise UnsupportedError(
-            f"{operator}: cache dtypes",
-            got=f"{k_cache.dtype}, {v_cache.dtype}",
-            allowed="twice the same of " + ", ".join(str(dtype).removeprefix("torch.") for dtype in KV_DTYPES),
-        )
-    if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
-        raise ShapeError(
-            f"{operator}: cache strides",
-            got=f"{k_cache.stride()}, {v_cache.stride()}",
-            allowed="a contiguous last axis",
-        )
+        got, allowed = f"{k_cache.dtype}, {v_cache.dtype}", f"twice the same of {checks.names_of(KV_DTYPES)}"
+        raise UnsupportedError(f"{operator}: cache dtypes", got=got, allowed=allowed)
+    checks.last_axis(operator, "k_cache", k_cache)
+    checks.last_axis(operator, "v_cache", v_cache)
     if block_table is None:
         if blocks != rows:
             raise ShapeError(
                 f"{operator}: cache rows", got=str(blocks), allowed=str(rows), next="Pass block_table to choose rows."
             )
         return CacheShape(num_kv_heads, head_dim, block_size, block_size, chunk)
-    if block_table.ndim != 2 or block_table.shape[0] != rows or block_table.dtype not in (torch.int32, torch.int64):
-        raise ShapeError(
-            f"{operator}: block_table",
-            got=f"{block_table.dtype} {tuple(block_table.shape)}",
-            allowed=f"int32 or int64 [{rows}, blocks a row]",
-        )
+    if block_table.ndim != 2 or block_table.shape[0] != rows or block_table.dtype not in checks.WHOLE:
+        allowed = f"int32 or int64 [{rows}, blocks a row]"
+        raise ShapeError(f"{operator}: block_table", got=checks.words_of(block_table), allowed=allowed)
     return CacheShape(num_kv_heads, head_dim, block_size, block_table.shape[1] * block_size, chunk)
 
 

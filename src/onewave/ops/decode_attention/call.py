@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
-from onewave.ops.attention.checks import check_head_dim
-from onewave.ops.attention.masks import as_whole, check_softcap, is_finite, is_whole
+from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.ops import checks
 from onewave.ops.choice import Call
 from onewave.ops.decode_attention.caches import CacheShape, cache_shape
-from onewave.ops.library import check_one_device, check_seq_lens, shares_elements
 
 CPU_TAKES = "one query a row, float32, an unpacked cache, no extras"
 MAX_QUERIES = 8
@@ -26,7 +24,6 @@ SCHEMA = (
 
 _NAME = "decode_attention"
 _BACKENDS = ("auto", "gluon", "triton", "cpu", "reference")
-_HALVES = (torch.float16, torch.bfloat16)
 # Beyond any row.
 _MAX_KEYS = 1 << 30
 
@@ -152,7 +149,7 @@ class DecodeCall(Call):
         if plain and all(n is None or (type(n) is int and n <= _MAX_KEYS) for n in wholes):
             return self
         scale, softcap = (x if x is None else float(x) for x in floats)
-        window, split_size = (n if n is None else as_whole(n, _MAX_KEYS) for n in wholes)
+        window, split_size = (n if n is None else checks.as_whole(n, _MAX_KEYS) for n in wholes)
         return replace(self, scale=scale, softcap=softcap, window=window, split_size=split_size)
 
 
@@ -163,17 +160,21 @@ def check(call: DecodeCall, q: Tensor, out: Tensor | None) -> CacheShape:
     """
     shape = _check_operands(call)
     for name, value in (("window", call.window), ("split_size", call.split_size)):
-        if value is not None and not (is_whole(value) and value > 0):
-            allowed = "a whole number greater than 0, or None"
-            raise InvalidArgumentError(f"{_NAME}: {name}", got=shown(value), allowed=allowed)
-    check_softcap(f"{_NAME}: softcap", call.softcap)
-    if call.scale is not None and not is_finite(call.scale):
-        raise InvalidArgumentError(f"{_NAME}: scale", got=shown(call.scale), allowed="a finite number, or None")
+        if value is not None:
+            checks.whole(_NAME, name, value, 1)
+    checks.softcap(_NAME, call.softcap)
+    checks.finite(_NAME, "scale", call.scale)
     check_backend(call)
-    _check_extras(call, shape.num_kv_heads)
+    checks.together(_NAME, "k_scale, v_scale", call.k_scale, call.v_scale)
+    for name, scale in (("k_scale", call.k_scale), ("v_scale", call.v_scale)):
+        if scale is not None:
+            checks.form(_NAME, name, scale, (torch.float32,), (shape.num_kv_heads,))
+    sinks, heads = call.sinks, call.q.shape[1]
+    if sinks is not None and (sinks.shape != (heads,) or not sinks.dtype.is_floating_point):
+        raise ShapeError(f"{_NAME}: sinks", got=checks.words_of(sinks), allowed=f"a float tensor [{heads}]")
     if out is not None:
-        _check_out(out, q)
-    check_one_device(_NAME, q, (*call.tensors, out))
+        checks.out(_NAME, out, q.dtype, q.shape)
+    checks.one_device(_NAME, q, (*call.tensors, out))
     return shape
 
 
@@ -187,24 +188,18 @@ def _check_operands(call: DecodeCall) -> CacheShape:
             got=f"{num_heads} heads, {num_queries} queries, head_dim {head_dim}",
             allowed=f"a multiple of {shape.num_kv_heads} heads, 1 to {MAX_QUERIES} queries, head_dim {shape.head_dim}",
         )
-    check_head_dim(_NAME, head_dim, on_cpu=not call.on_gpu, least=8)
-    if q.stride(-1) != 1:
-        raise ShapeError(f"{_NAME}: q strides", got=str(q.stride()), allowed="a contiguous last axis")
-    if q.dtype not in (_HALVES if call.on_gpu else (*_HALVES, torch.float32, torch.float64)):
-        allowed = "float16, bfloat16" + (" (float32 on a CPU)" if call.on_gpu else ", float32")
-        raise UnsupportedError(f"{_NAME}: dtype of q", got=str(q.dtype), allowed=allowed)
-    if k_cache.dtype not in (q.dtype, torch.int8, torch.float8_e4m3fn):
-        allowed = f"{q.dtype} as q, int8, float8_e4m3fn"
-        raise UnsupportedError(f"{_NAME}: cache dtype", got=str(k_cache.dtype), allowed=allowed)
-    check_seq_lens(_NAME, call.seq_lens, rows)
+    checks.head_dim(_NAME, head_dim, on_cpu=not call.on_gpu, least=8)
+    checks.last_axis(_NAME, "q", q)
+    checks.dtype(_NAME, "dtype of q", q.dtype, checks.HALVES if call.on_gpu else checks.FLOATS)
+    checks.dtype(_NAME, "cache dtype", k_cache.dtype, (q.dtype, torch.int8, torch.float8_e4m3fn))
+    checks.form(_NAME, "seq_lens", call.seq_lens, checks.WHOLE, (rows,))
     return shape
 
 
 def check_backend(call: DecodeCall) -> None:
     """Raise InvalidArgumentError, or UnsupportedError where the named backend does not take the call."""
     backend, q = call.backend, call.q
-    if backend not in _BACKENDS:
-        raise InvalidArgumentError(f"{_NAME}: backend", got=shown(backend), allowed=", ".join(_BACKENDS))
+    checks.one_of(_NAME, "backend", backend, _BACKENDS)
     what = f"{q.dtype} on {call.where}"
     if backend == "cpu" and not call.suits_loops:
         what += f", {q.shape[2]} queries a row, a {call.k_cache.dtype} cache"
@@ -212,23 +207,3 @@ def check_backend(call: DecodeCall) -> None:
         raise UnsupportedError(f"{_NAME} (backend=cpu)", got=what, allowed=CPU_TAKES, next='Use backend="auto".')
     if backend in ("gluon", "triton") and not call.on_gpu:
         raise UnsupportedError(f"{_NAME} (backend={backend})", got=what, next='Use backend="auto".')
-
-
-def _check_extras(call: DecodeCall, num_kv_heads: int) -> None:
-    if (call.k_scale is None) != (call.v_scale is None):
-        raise InvalidArgumentError(f"{_NAME}: k_scale, v_scale", got="one of them", allowed="both or none")
-    for name, scale in (("k_scale", call.k_scale), ("v_scale", call.v_scale)):
-        if scale is not None and (scale.shape != (num_kv_heads,) or scale.dtype is not torch.float32):
-            got = f"{scale.dtype} {tuple(scale.shape)}"
-            raise ShapeError(f"{_NAME}: {name}", got=got, allowed=f"float32 [{num_kv_heads}]")
-    sinks, heads = call.sinks, call.q.shape[1]
-    if sinks is not None and (sinks.shape != (heads,) or not sinks.dtype.is_floating_point):
-        got = f"{sinks.dtype} {tuple(sinks.shape)}"
-        raise ShapeError(f"{_NAME}: sinks", got=got, allowed=f"a float tensor [{heads}]")
-
-
-def _check_out(out: Tensor, q: Tensor) -> None:
-    if out.shape != q.shape or out.dtype is not q.dtype or out.stride(-1) != 1 or shares_elements(out):
-        got = f"{out.dtype} {tuple(out.shape)}, strides {out.stride()}"
-        allowed = f"{q.dtype} {tuple(q.shape)} with a contiguous last axis, elements of their own"
-        raise ShapeError(f"{_NAME}: out", got=got, allowed=allowed)

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
-from onewave.ops.attention.masks import is_finite, is_whole
+from onewave.ops import checks
 from onewave.ops.backends import load
 from onewave.ops.choice import Kept
 from onewave.ops.decode_attention.caches import check_lengths
 from onewave.ops.decode_attention.call import SCHEMA, DecodeCall, check
 from onewave.ops.decode_attention.choose import choose
-from onewave.ops.library import check_optional, check_tensors, checks_contents, is_watched, refuse_grad, register
+from onewave.ops.library import checks_contents, is_watched, refuse_grad, register
 from onewave.ops.prepared import prepared
 
 _NAME = "decode_attention"
@@ -67,7 +67,7 @@ def decode_attention(
     watched = is_watched(q, k_cache, v_cache, seq_lens, block_table, k_scale, v_scale, sinks, out)
     signature = None
     plain = k_scale is None and v_scale is None and softcap is None and sinks is None and split_size is None
-    plain = plain and (scale is None or is_finite(scale)) and (window is None or is_whole(window))
+    plain = plain and (scale is None or checks.is_finite(scale)) and (window is None or checks.is_whole(window))
     if plain and out is None and backend == "auto" and not (return_lse or watched):
         try:
             signature = _signature(q, k_cache, v_cache, seq_lens, block_table, window) if q.is_cpu else None
@@ -80,8 +80,8 @@ def decode_attention(
         )
         return result
     more = {"block_table": block_table, "k_scale": k_scale, "v_scale": v_scale, "sinks": sinks, "out": out}
-    check_optional(_NAME, more)
-    check_tensors(_NAME, q=q, k_cache=k_cache, v_cache=v_cache, seq_lens=seq_lens)
+    checks.optional(_NAME, more)
+    checks.tensors(_NAME, q=q, k_cache=k_cache, v_cache=v_cache, seq_lens=seq_lens)
     if q.ndim not in (3, 4):
         allowed = "[rows, heads, queries, head_dim] or [rows, heads, head_dim]"
         raise ShapeError(f"{_NAME}: q", got=str(tuple(q.shape)), allowed=allowed)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from onewave.base.errors import ShapeError
+from onewave.ops import checks
 from onewave.ops.dequantise_pages import reference
-from onewave.ops.library import check_tensors
 
 
 def dequantise_pages(
@@ -27,7 +27,7 @@ def dequantise_pages(
     sequence stay as they are; of a sequence's last page all is written. A product is rounded once. Reads nothing
     back to the host. Raises ShapeError.
     """
-    check_tensors("dequantise_pages", k=k, v=v, block_table=block_table, cu_seqlens=cu_seqlens)
+    checks.tensors("dequantise_pages", k=k, v=v, block_table=block_table, cu_seqlens=cu_seqlens)
     shapes = [tuple(t.shape) for t in (k, v, *out)]
     if len(set(shapes)) != 1 or not all(t.is_contiguous() for t in (k, v, *out)):
         raise ShapeError("dequantise_pages: k, v, out", got=str(shapes), allowed="one shape, contiguous")

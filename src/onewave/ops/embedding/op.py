@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.ops.library import check_tensors, checks_contents, is_watched, register
+from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.ops import checks
+from onewave.ops.library import checks_contents, is_watched, register
 from onewave.ops.linear.packed import PackedWeight
 
 if TYPE_CHECKING:
@@ -26,49 +27,35 @@ def embedding(token_ids: Tensor, table: Tensor | PackedWeight | RowTable) -> Ten
     """
     if not isinstance(table, Tensor | PackedWeight):
         if not hasattr(table, "look_up"):
-            check_tensors("embedding", table=table)
+            checks.tensors("embedding", table=table)
         return table.look_up(token_ids)
     packed = isinstance(table, PackedWeight)
-    check_tensors("embedding", token_ids=token_ids, **({} if packed else {"table": table}))
-    if token_ids.dtype not in (torch.int64, torch.int32):
-        raise UnsupportedError("embedding: token_ids", got=str(token_ids.dtype), allowed="int64, int32")
+    checks.tensors("embedding", token_ids=token_ids, **({} if packed else {"table": table}))
+    checks.dtype("embedding", "token_ids", token_ids.dtype, checks.WHOLE)
     if packed:
         if not token_ids.is_cpu:
             got = str(token_ids.device)
             raise UnsupportedError("embedding with a packed table: token_ids", got=got, allowed="cpu")
-        _check_ids(token_ids, table.rows)
+        checks.indices("embedding", "token_ids", token_ids, table.rows)
         if token_ids.numel() == 0:
             return torch.empty(*token_ids.shape, table.cols)
         return table.dequantize(token_ids.flatten()).view(*token_ids.shape, table.cols)
     if table.ndim != 2:
         raise ShapeError("embedding: table", got=str(tuple(table.shape)), allowed="[vocab, hidden]")
-    if table.device != token_ids.device:
-        got = f"{token_ids.device} and {table.device}"
-        raise UnsupportedError("embedding: token_ids, table", got=got, allowed="one device")
+    checks.one_device("embedding", token_ids, (table,))
     if is_watched(token_ids, table):
         result: Tensor = torch.ops.onewave.embedding(token_ids, table)
         return result
     if token_ids.is_cuda and checks_contents():
-        _check_ids(token_ids, table.shape[0])
+        checks.indices("embedding", "token_ids", token_ids, len(table))
     return _dense(token_ids, table)
-
-
-def _check_ids(token_ids: Tensor, vocab: int) -> None:
-    """Raises InvalidArgumentError. Waits for the device."""
-    if token_ids.numel() == 0:
-        return
-    low, high = (int(end) for end in token_ids.aminmax())
-    if low < 0 or high >= vocab:
-        got = str(low if low < 0 else high)
-        allowed = f"0 to {vocab - 1}" if vocab else "none, as the table is empty"
-        raise InvalidArgumentError("embedding: token_ids", got=got, allowed=allowed)
 
 
 def _dense(token_ids: Tensor, table: Tensor) -> Tensor:
     try:
         return F.embedding(token_ids, table)
     except (IndexError, RuntimeError):  # a CPU looks
-        _check_ids(token_ids, table.shape[0])
+        checks.indices("embedding", "token_ids", token_ids, len(table))
         raise
 
 

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.ops import checks
 from onewave.ops.choice import Call
-from onewave.ops.library import check_tensors
 
 BACKENDS = ("auto", "wave", "chain", "streams", "torch", "reference")
 ACTIVATIONS = ("silu", "gelu", None)
-HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +87,10 @@ def check_choices(activation: str | None, order: str, policy: str, backend: str)
 
     orders, policies = _known(backend)
     name = _order_name(backend, order) if isinstance(order, str) else order  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-    for what, value, got, allowed in (
-        ("activation", activation, activation, ACTIVATIONS),
-        ("backend", backend, backend, BACKENDS),
-        ("order", name, order, orders),
-        ("policy", policy, policy, policies),
-    ):
-        if value not in allowed:
-            raise InvalidArgumentError(f"ffn: {what}", got=shown(got), allowed=", ".join(map(repr, allowed)))
+    checks.one_of("ffn", "activation", activation, ACTIVATIONS)
+    checks.one_of("ffn", "backend", backend, BACKENDS)
+    checks.one_of("ffn", "order", name, orders)
+    checks.one_of("ffn", "policy", policy, policies)
     band_rows(order)
 
 
@@ -104,7 +99,7 @@ def check_operands(x: Tensor | None, w_up: Tensor, w_down: Tensor, w_gate: Tenso
 
     Raises InvalidArgumentError, ShapeError, UnsupportedError.
     """
-    check_tensors("ffn", **({} if w_gate is None else {"w_gate": w_gate}), w_up=w_up, w_down=w_down)
+    checks.tensors("ffn", **({} if w_gate is None else {"w_gate": w_gate}), w_up=w_up, w_down=w_down)
     x = w_up if x is None else x
     if x.ndim < 1 or w_up.ndim != 2 or w_down.ndim != 2:
         got = f"{tuple(x.shape)}, {tuple(w_up.shape)}, {tuple(w_down.shape)}"
@@ -122,7 +117,7 @@ def check_operands(x: Tensor | None, w_up: Tensor, w_down: Tensor, w_gate: Tenso
 
 def check_dtype(dtype: torch.dtype, *, on_gpu: bool) -> None:
     """Raise UnsupportedError for what no backend multiplies there."""
-    if dtype not in (*HALVES, torch.float32) or (dtype is torch.float32 and on_gpu):
+    if dtype not in (*checks.HALVES, torch.float32) or (dtype is torch.float32 and on_gpu):
         raise UnsupportedError("ffn: dtype", got=str(dtype), allowed="bfloat16, float16 (float32 on a CPU)")
 
 

@@ -9,9 +9,10 @@ import torch
 
 from onewave.base.device import Device
 from onewave.base.errors import UnsupportedError
+from onewave.ops import checks
 from onewave.ops.backends import load
 from onewave.ops.choice import Asked, Choice, Reason, because, empty_on_meta
-from onewave.ops.ffn.call import HALVES, FFNCall, check_choices, check_dtype, check_operands, suits
+from onewave.ops.ffn.call import FFNCall, check_choices, check_dtype, check_operands, suits
 from onewave.ops.ffn.chain.plan import ChainPlan, plan_chain
 from onewave.ops.ffn.measured import Block, fastest, table_lines
 from onewave.ops.ffn.sizes import FFNSizes
@@ -150,7 +151,7 @@ def _chosen(
     sizes: FFNSizes, dtype: torch.dtype, order: str, policy: str, backend: str, workers: int | None, device: Device
 ) -> Choice:
     rows = sizes.rows
-    here = device.capability == (9, 0) and dtype in HALVES
+    here = device.capability == (9, 0) and dtype in checks.HALVES
     name = str(dtype).removeprefix("torch.")
     block = Block(sizes.hidden, sizes.intermediate, sizes.out, sizes.gated, name, device.name)
     known = tuple(because("{}", line) for line in table_lines(block))

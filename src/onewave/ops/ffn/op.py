@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, shown
+from onewave.ops import checks
 from onewave.ops.backends import load
-from onewave.ops.ffn.call import HALVES, FFNCall, check_choices, check_operands
-from onewave.ops.library import check_tensors, is_watched, register
+from onewave.ops.ffn.call import FFNCall, check_choices, check_operands
+from onewave.ops.library import is_watched, register
 
 if TYPE_CHECKING:
     from onewave.ops.ffn.wave.launch import PackedFFN
@@ -50,7 +50,7 @@ def ffn(
     Raises InvalidArgumentError, ShapeError, UnsupportedError; WaveStalled when an earlier launch has stalled.
     """
     check_choices(activation, order, policy, backend)
-    check_tensors("ffn", x=x)
+    checks.tensors("ffn", x=x)
     check_operands(x, w_up, w_down, w_gate)
     flat = (w_up, w_down, w_gate, activation, order, policy, backend)
     return torch.ops.onewave.ffn(x, *flat) if is_watched(x, w_up, w_down, w_gate) else _run(x, *flat)
@@ -78,10 +78,9 @@ def pack_ffn(
     from onewave.wave.plan.layout import MAX_ROWS
 
     check_choices(activation, order, policy, "wave")
-    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_ROWS:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        raise InvalidArgumentError("pack_ffn: batch", got=shown(batch), allowed=f"1 to {MAX_ROWS} rows")
+    checks.whole("pack_ffn", "batch", batch, 1, MAX_ROWS)
     check_operands(None, w_up, w_down, w_gate)
-    if not runs_here(w_up.device) or w_up.dtype not in HALVES:
+    if not runs_here(w_up.device) or w_up.dtype not in checks.HALVES:
         raise unsupported(f"{w_up.dtype} on {w_up.device}")
     from onewave.ops.ffn.wave.launch import PackedFFN, Packing
 

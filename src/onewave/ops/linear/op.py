@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError, shown
+from onewave.ops import checks
 from onewave.ops.backends import load
-from onewave.ops.library import check_tensors, is_watched, outside_autocast, refuse_grad, register
+from onewave.ops.library import is_watched, outside_autocast, refuse_grad, register
 from onewave.ops.linear.choose import LinearCall, choose
 from onewave.ops.linear.packed import PackedWeight
 from onewave.ops.prepared import prepared
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from onewave.wave.weights.pack import StreamMatrix  # a CPU never imports the wave
 
 LinearWeight = Tensor | PackedWeight | ScaledMatrix
-
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 @prepared
@@ -39,7 +38,7 @@ def linear(
     A matrix that lies in a wave's stream is as good as the plain one. Raises ShapeError, UnsupportedError.
     """
     if isinstance(weight, ScaledMatrix):
-        check_tensors("linear", x=x)
+        checks.tensors("linear", x=x)
         return weight.multiply(x, bias, out_dtype)
     if not isinstance(weight, (Tensor, PackedWeight)):
         return load("linear", "stream").linear(x, weight, bias, out_dtype)
@@ -76,30 +75,26 @@ def linear_of_rows(
 def linear_of_swiglu(gate_up: Tensor, weight: ScaledMatrix, bias: Tensor | None = None) -> Tensor:
     """linear(swiglu(gate_up), weight, bias), bit for bit, SwiGLU in the pass that quantises. gate_up: [tokens, 2 *
     cols]. Raises ShapeError, UnsupportedError."""
-    check_tensors("linear", gate_up=gate_up)
+    checks.tensors("linear", gate_up=gate_up)
     return weight.multiply(gate_up, bias, gated=True)
 
 
 def _check(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None, out_dtype: torch.dtype | None) -> None:
     packed = isinstance(weight, PackedWeight)
-    if packed:
-        check_tensors("linear", x=x)
-    else:
-        check_tensors("linear", x=x, weight=weight)
+    checks.tensors("linear", x=x, **({} if packed else {"weight": weight}))
     if bias is not None:
-        check_tensors("linear", bias=bias)
+        checks.tensors("linear", bias=bias)
     of_x, of_weight = x.shape, weight.shape
     if len(of_x) != 2 or len(of_weight) != 2 or of_x[1] != of_weight[1]:
         got = f"{tuple(x.shape)}, {tuple(weight.shape)}"
         raise ShapeError("linear: x, weight", got=got, allowed="[tokens, cols] and [rows, cols]")
-    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-        raise ShapeError("linear: bias", got=str(tuple(bias.shape)), allowed=f"({weight.shape[0]},)")
+    if bias is not None:
+        checks.shape("linear", "bias", bias, (weight.shape[0],))
     if out_dtype is not None and not (isinstance(out_dtype, torch.dtype) and out_dtype.is_floating_point):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
         raise UnsupportedError("linear: out_dtype", got=shown(out_dtype), allowed="a float dtype, or None")
     if packed:
         return
-    if x.dtype not in _DTYPES:
-        raise UnsupportedError("linear: x", got=str(x.dtype), allowed=", ".join(map(str, _DTYPES)))
+    checks.dtype("linear", "x", x.dtype, checks.FLOATS)
     _check_like("weight", weight, x)
     if bias is not None:
         _check_like("bias", bias, x)

@@ -3,35 +3,21 @@
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
-from onewave.ops.attention.checks import check_head_dim
-from onewave.ops.attention.masks import is_finite, is_whole
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
+from onewave.ops import checks
 from onewave.ops.decode_attention.caches import cache_shape
-from onewave.ops.library import (
-    check_apart,
-    check_one_device,
-    check_optional,
-    check_rotary,
-    check_seq_lens,
-    check_tensors,
-    shares_elements,
-)
 from onewave.ops.masked_multihead_attention.call import MaskedCall
 
 _NAME = "masked_multihead_attention"
 _BACKENDS = ("auto", "gluon", "triton", "reference")
-_CPU_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_CUDA_DTYPES = (torch.float16, torch.bfloat16)
-# Of biases, scales and masks: float8 is neither promoted nor read everywhere.
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-_FLOAT_NAMES = "bfloat16, float16, float32, float64"
+_CPU_DTYPES = (*checks.HALVES, torch.float32)
 
 
 def check_tensors_of(qkv: Tensor, tensors: dict[str, Tensor], optional: dict[str, Tensor | None]) -> None:
     """Check what is a tensor and where. Raises InvalidArgumentError, UnsupportedError."""
-    check_optional(_NAME, optional)
-    check_tensors(_NAME, qkv=qkv, **tensors)
-    check_one_device(_NAME, qkv, (*tensors.values(), *optional.values()))
+    checks.optional(_NAME, optional)
+    checks.tensors(_NAME, qkv=qkv, **tensors)
+    checks.one_device(_NAME, qkv, (*tensors.values(), *optional.values()))
 
 
 def as_heads(qkv: Tensor, cache_k: Tensor, cache_v: Tensor) -> Tensor:
@@ -40,8 +26,8 @@ def as_heads(qkv: Tensor, cache_k: Tensor, cache_v: Tensor) -> Tensor:
         allowed = "[rows, W, head_dim], [rows, 1, W, head_dim] or [rows, W * head_dim]"
         raise ShapeError(f"{_NAME}: qkv", got=str(tuple(qkv.shape)), allowed=allowed)
     shape = cache_shape(_NAME, cache_k, cache_v, None, qkv.shape[0])
-    check_apart(f"{_NAME}: cache_k", cache_k)
-    check_apart(f"{_NAME}: cache_v", cache_v)
+    checks.apart(_NAME, "cache_k", cache_k)
+    checks.apart(_NAME, "cache_v", cache_v)
     width = _num_heads(qkv, shape.num_kv_heads, shape.head_dim) + 2 * shape.num_kv_heads
     return qkv[:, 0] if qkv.ndim == 4 else qkv.reshape(len(qkv), width, shape.head_dim) if qkv.ndim == 2 else qkv
 
@@ -50,13 +36,11 @@ def check(call: MaskedCall) -> None:
     """Check everything that needs no reading of tensors. Raises ShapeError, UnsupportedError, InvalidArgumentError."""
     rows, width, head_dim = call.qkv.shape
     fused, num_heads = call.fused, call.num_heads
-    check_head_dim(_NAME, head_dim, on_cpu=not call.on_gpu)
+    checks.head_dim(_NAME, head_dim, on_cpu=not call.on_gpu)
     _check_dtypes(call)
-    check_seq_lens(_NAME, call.seq_lens, rows)
-    finished = fused.finished
-    if finished is not None and (finished.shape != (rows,) or finished.dtype is not torch.bool):
-        got = f"{finished.dtype} {tuple(finished.shape)}"
-        raise ShapeError(f"{_NAME}: finished", got=got, allowed=f"bool [{rows}]")
+    checks.form(_NAME, "seq_lens", call.seq_lens, checks.WHOLE, (rows,))
+    if fused.finished is not None:
+        checks.form(_NAME, "finished", fused.finished, (torch.bool,), (rows,))
     for name, tensor, heads in (
         ("bias", fused.bias, width),
         ("qkv_out_scale", fused.qkv_out_scale, width),
@@ -64,23 +48,17 @@ def check(call: MaskedCall) -> None:
         ("out_smooth", fused.out_smooth, num_heads),
     ):
         if tensor is not None:
-            _check_channels(name, tensor, (heads, head_dim))
+            checks.shape(_NAME, name, tensor, (heads, head_dim))
+            checks.dtype(_NAME, f"dtype of {name}", tensor.dtype, checks.FLOATS)
     if fused.src_mask is not None:
         _check_mask(fused.src_mask, rows, num_heads)
     if fused.rotary is not None:
-        check_rotary(_NAME, fused.rotary, rows, head_dim)
-    _check_numbers(call)
-
-
-def check_backend(call: MaskedCall) -> None:
-    """Raise InvalidArgumentError, UnsupportedError."""
-    backend = call.backend
-    if backend not in _BACKENDS:
-        raise InvalidArgumentError(f"{_NAME}: backend", got=shown(backend), allowed=", ".join(_BACKENDS))
-    if backend in ("gluon", "triton") and not call.on_gpu:
-        raise UnsupportedError(
-            f"{_NAME} (backend={backend})", got=call.where, allowed="cuda", next='Use backend="auto".'
-        )
+        checks.rotary(_NAME, fused.rotary, rows, head_dim)
+    checks.finite(_NAME, "scale", call.scale)
+    checks.finite(_NAME, "out_scale", fused.out_scale, positive=True)
+    checks.int8_bounds(_NAME, fused.min_bound, fused.max_bound)
+    checks.whole(_NAME, "steps_per_block", call.steps_per_block, 1)
+    checks.backend(_NAME, call, call.backend, _BACKENDS)
 
 
 def _num_heads(qkv: Tensor, num_kv_heads: int, head_dim: int) -> int:
@@ -99,14 +77,11 @@ def _num_heads(qkv: Tensor, num_kv_heads: int, head_dim: int) -> int:
 
 def _check_dtypes(call: MaskedCall) -> None:
     qkv, cache_v, qkv_out_scale = call.qkv, call.cache_v, call.fused.qkv_out_scale
-    allowed = _CUDA_DTYPES if call.on_gpu else _CPU_DTYPES
+    allowed = checks.HALVES if call.on_gpu else _CPU_DTYPES
     if cache_v.dtype not in allowed:
-        names = ", ".join(str(kind).removeprefix("torch.") for kind in allowed)
-        raise UnsupportedError(f"{_NAME}: cache dtype", got=f"{cache_v.dtype} on {call.where}", allowed=names)
-    if qkv.dtype not in (cache_v.dtype, torch.int32):
-        raise UnsupportedError(
-            f"{_NAME}: dtype of qkv", got=str(qkv.dtype), allowed=f"{cache_v.dtype} as the cache, int32"
-        )
+        got = f"{cache_v.dtype} on {call.where}"
+        raise UnsupportedError(f"{_NAME}: cache dtype", got=got, allowed=checks.names_of(allowed))
+    checks.dtype(_NAME, "dtype of qkv", qkv.dtype, (cache_v.dtype, torch.int32))
     if (qkv.dtype is torch.int32) != (qkv_out_scale is not None):
         raise InvalidArgumentError(
             f"{_NAME}: qkv_out_scale",
@@ -115,39 +90,12 @@ def _check_dtypes(call: MaskedCall) -> None:
         )
 
 
-def _check_channels(name: str, tensor: Tensor, shape: tuple[int, int]) -> None:
-    """A scale, bias or offset of every channel."""
-    if tuple(tensor.shape) != shape:
-        raise ShapeError(f"{_NAME}: {name}", got=str(tuple(tensor.shape)), allowed=str(shape))
-    if tensor.dtype not in _FLOATS:
-        raise UnsupportedError(f"{_NAME}: dtype of {name}", got=str(tensor.dtype), allowed=_FLOAT_NAMES)
-
-
 def _check_mask(src_mask: Tensor, rows: int, num_heads: int) -> None:
     if src_mask.ndim != 4 or src_mask.shape[:3] not in ((rows, 1, 1), (rows, num_heads, 1)) or src_mask.shape[3] == 0:
         allowed = f"[{rows}, 1 or {num_heads}, 1, keys]"
         raise ShapeError(f"{_NAME}: src_mask", got=str(tuple(src_mask.shape)), allowed=allowed)
-    if src_mask.dtype not in _FLOATS:
-        raise UnsupportedError(
-            f"{_NAME}: dtype of src_mask", got=str(src_mask.dtype), allowed=f"{_FLOAT_NAMES}, added to the scores"
-        )
-    if src_mask.stride(3) != 1 and src_mask.shape[3] > 1:
-        raise ShapeError(f"{_NAME}: strides of src_mask", got=str(src_mask.stride()), allowed="a contiguous last axis")
-
-
-def _check_numbers(call: MaskedCall) -> None:
-    out_scale, low, high = call.fused.out_scale, call.fused.min_bound, call.fused.max_bound
-    for name, number in (("scale", call.scale), ("out_scale", out_scale)):
-        if number is not None and not is_finite(number):
-            raise InvalidArgumentError(f"{_NAME}: {name}", got=shown(number), allowed="a finite number, or None")
-    if not (is_finite(low) and is_finite(high) and -128 <= low <= high <= 127):
-        what = f"{_NAME}: quant_min_bound, quant_max_bound"
-        raise InvalidArgumentError(what, got=f"{low!r}, {high!r}", allowed="in order within int8")
-    if not is_whole(call.steps_per_block) or call.steps_per_block <= 0:
-        got, allowed = shown(call.steps_per_block), "a whole number greater than 0"
-        raise InvalidArgumentError(f"{_NAME}: steps_per_block", got=got, allowed=allowed)
-    if out_scale is not None and not out_scale > 0:
-        raise InvalidArgumentError(f"{_NAME}: out_scale", got=str(out_scale), allowed="greater than 0, or None")
+    checks.dtype(_NAME, "dtype of src_mask", src_mask.dtype, checks.FLOATS)
+    checks.last_axis(_NAME, "src_mask", src_mask)
 
 
 def result_dtype(call: MaskedCall, given: Tensor, dtype: torch.dtype | None, out: Tensor | None) -> torch.dtype:
@@ -160,12 +108,7 @@ def result_dtype(call: MaskedCall, given: Tensor, dtype: torch.dtype | None, out
     if out is not None:
         heads = call.num_heads
         right = (*given.shape[:-2], heads, head_dim) if given.ndim > 2 else (given.shape[0], heads * head_dim)
-        if tuple(out.shape) != right or out.dtype is not wanted or out.stride(-1) != 1 or shares_elements(out):
-            raise ShapeError(
-                f"{_NAME}: out",
-                got=f"{out.dtype} {tuple(out.shape)}, strides {out.stride()}",
-                allowed=f"{wanted} {right} with a contiguous last axis, elements of their own",
-            )
+        checks.out(_NAME, out, wanted, right)
     return wanted
 
 

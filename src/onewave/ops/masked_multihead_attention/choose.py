@@ -2,13 +2,13 @@
 
 import torch
 
-from onewave.base.errors import InvalidArgumentError, shown
+from onewave.ops import checks
 from onewave.ops.choice import Asked, Choice, because, empty_on_meta
 from onewave.ops.decode_attention.call import Projection
 from onewave.ops.decode_attention.choose import caches_of, row_keys_of
 from onewave.ops.decode_attention.choose import choose as choose_decode
 from onewave.ops.masked_multihead_attention.call import MaskedCall
-from onewave.ops.masked_multihead_attention.checks import as_heads, check, check_backend, result_dtype
+from onewave.ops.masked_multihead_attention.checks import as_heads, check, result_dtype
 
 _REFERENCE = "masked_multihead_attention/reference.py"
 _ROUNDINGS = {"half_even": False, "half_away": True}
@@ -25,15 +25,9 @@ def choose(call: MaskedCall) -> Choice:
 
 def switches(quant_round: str, rotary_style: str) -> tuple[bool, bool]:
     """Return whether to round half away from zero, and whether pairs are interleaved. Raises InvalidArgumentError."""
-    half_away = _switch("quant_round", quant_round, _ROUNDINGS)
-    return half_away, _switch("rotary_style", rotary_style, _STYLES)
-
-
-def _switch(name: str, value: str, choices: dict[str, bool]) -> bool:
-    if not isinstance(value, str) or value not in choices:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        what, allowed = f"masked_multihead_attention: {name}", " or ".join(map(repr, choices))
-        raise InvalidArgumentError(what, got=shown(value), allowed=allowed)
-    return choices[value]
+    checks.one_of("masked_multihead_attention", "quant_round", quant_round, _ROUNDINGS)
+    checks.one_of("masked_multihead_attention", "rotary_style", rotary_style, _STYLES)
+    return _ROUNDINGS[quant_round], _STYLES[rotary_style]
 
 
 def describe(asked: Asked) -> MaskedCall:
@@ -59,5 +53,4 @@ def describe(asked: Asked) -> MaskedCall:
     )  # fmt: skip
     check(call)
     result_dtype(call, given, options.get("dtype"), None)
-    check_backend(call)
     return call

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onewave.ops.attention.masks import as_whole
+from onewave.ops import checks
 from onewave.ops.backends import load
 from onewave.ops.decode_attention.call import Projection
 from onewave.ops.library import checks_contents, is_watched, refuse_grad, register
@@ -13,7 +13,6 @@ from onewave.ops.masked_multihead_attention.call import SCHEMA, MaskedCall, mask
 from onewave.ops.masked_multihead_attention.checks import (
     as_heads,
     check,
-    check_backend,
     check_lengths,
     check_tensors_of,
     result_dtype,
@@ -95,7 +94,6 @@ def masked_multihead_attention(
     )  # fmt: skip
     check(call)
     kind = result_dtype(call, qkv, dtype, out)
-    check_backend(call)
     heads, head_dim = call.num_heads, cache_v.shape[3]
     watched = is_watched(*call.tensors, out)
     if not watched and checks_contents():
@@ -121,7 +119,7 @@ def _with_plain_numbers(call: MaskedCall, out: Tensor | None) -> MaskedCall:
     numbers = (fused.out_scale, call.scale)
     out_scale, scale = (x if x is None else float(x) for x in numbers)
     fused = fused._replace(out_scale=out_scale, max_bound=float(fused.max_bound), min_bound=float(fused.min_bound))
-    steps = as_whole(call.steps_per_block, 1 << 30)
+    steps = checks.as_whole(call.steps_per_block, 1 << 30)
     return MaskedCall(call.qkv, call.cache_k, call.cache_v, call.seq_lens, fused, steps, scale, call.backend, out)
 
 

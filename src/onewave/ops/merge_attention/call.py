@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.ops import checks
 from onewave.ops.choice import Call
 
 _NAME = "merge_attention"
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_DTYPES = (*checks.HALVES, torch.float32)
 _BACKENDS = ("auto", "triton", "reference")
 
 
@@ -34,16 +35,16 @@ class MergeCall(Call):
 
 def check(call: MergeCall) -> None:
     """Raises ShapeError, UnsupportedError, InvalidArgumentError."""
-    outs, lses, backend = call.outs, call.lses, call.backend
+    outs, lses = call.outs, call.lses
     if not outs or len(outs) != len(lses):
         raise ShapeError(
             f"{_NAME}: parts", got=f"{len(outs)} outs, {len(lses)} lses", allowed="as many of each, at least one"
         )
-    shape, dtype, device = outs[0].shape, outs[0].dtype, outs[0].device
+    shape, dtype = outs[0].shape, outs[0].dtype
     if len(shape) < 3 or shape[0] == 0:
         raise ShapeError(f"{_NAME}: outs", got=str(tuple(shape)), allowed="[parts, .., S, head_dim], at least one part")
-    if dtype not in _DTYPES and not (dtype is torch.float64 and call.on_cpu):
-        raise UnsupportedError(f"{_NAME}: dtype of outs", got=str(dtype), allowed="float16, bfloat16, float32")
+    checks.dtype(_NAME, "dtype of outs", dtype, (*_DTYPES, torch.float64) if call.on_cpu else _DTYPES)
+    checks.one_device(_NAME, outs[0], (*outs, *lses))
     for out, lse in zip(outs, lses, strict=True):
         if out.shape != shape or lse.shape != shape[:-1]:
             raise ShapeError(
@@ -55,12 +56,5 @@ def check(call: MergeCall) -> None:
         if out.dtype is not dtype or lse.dtype is not wide:
             allowed = f"{dtype}, {wide} for its lse"
             raise UnsupportedError(f"{_NAME}: dtypes of a part", got=f"{out.dtype}, {lse.dtype}", allowed=allowed)
-        if out.device != device or lse.device != device:
-            raise UnsupportedError(f"{_NAME}: devices", got=f"{out.device}, {lse.device}", allowed=f"{device} for all")
-        if out.stride(-1) != 1 and out.shape[-1] > 1:
-            raise ShapeError(f"{_NAME}: strides of outs", got=str(out.stride()), allowed="a contiguous last axis")
-    if backend not in _BACKENDS:
-        raise InvalidArgumentError(f"{_NAME}: backend", got=shown(backend), allowed=", ".join(_BACKENDS))
-    if backend == "triton" and call.on_cpu:
-        place = str(call.first.device) if call.described is None else call.described.text
-        raise UnsupportedError(f"{_NAME} (backend=triton)", got=place, allowed="cuda", next='Use backend="auto".')
+        checks.last_axis(_NAME, "outs", out)
+    checks.backend(_NAME, call, call.backend, _BACKENDS)

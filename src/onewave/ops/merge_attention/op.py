@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onewave.ops import checks
 from onewave.ops.backends import load
-from onewave.ops.library import check_tensors, is_watched, register
+from onewave.ops.library import is_watched, register
 from onewave.ops.merge_attention.call import MergeCall, check
 from onewave.ops.merge_attention.choose import choose
 
@@ -36,7 +37,7 @@ def merge_attention(
 def _as_parts(tensors: Tensor | Sequence[Tensor], name: str = "outs") -> list[Tensor]:
     """A list of tensors with the parts along their first axis."""
     each = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
-    check_tensors(_NAME, **{f"{name}[{i}]": tensor for i, tensor in enumerate(each)})
+    checks.tensors(_NAME, **{f"{name}[{i}]": tensor for i, tensor in enumerate(each)})
     return [tensors] if isinstance(tensors, Tensor) else [tensor[None] for tensor in tensors]
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
-from onewave.ops.attention.masks import is_finite
+from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.ops import checks
 from onewave.ops.backends import load
 from onewave.ops.choice import Call
-from onewave.ops.library import check_tensors
 from onewave.ops.linear import LinearWeight
 from onewave.ops.linear.packed import PackedWeight
 from onewave.ops.scaled_linear.matrix import ScaledMatrix
@@ -121,22 +120,19 @@ def check(call: PostAttentionCall) -> None:
 
     Raises InvalidArgumentError, ShapeError, UnsupportedError.
     """
-    given: list[tuple[str, Any, Any, tuple[str, ...]]] = [("backend", call.backend, call.backend, BACKENDS)]
+    checks.one_of("post_attention", "backend", call.backend, BACKENDS)
     if (call.order, call.policy) != ("auto", "auto"):
         orders, policies = _orders()
         order = call.order.partition(":")[0] if isinstance(call.order, str) else call.order  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        given += [("order", order, call.order, orders), ("policy", call.policy, call.policy, policies)]
-    for what, value, got, allowed in given:
-        if value not in allowed:
-            raise InvalidArgumentError(f"post_attention: {what}", got=shown(got), allowed=", ".join(map(repr, allowed)))
-    if not is_finite(call.eps) or call.eps < 0:
-        raise InvalidArgumentError("post_attention: eps", got=shown(call.eps), allowed="a finite number, at least 0")
+        checks.one_of("post_attention", "order", order, orders)
+        checks.one_of("post_attention", "policy", call.policy, policies)
+    checks.eps("post_attention", call.eps)
     attended, residual, weights = call.attended, call.residual, call.weights
-    check_tensors("post_attention", attended=attended, residual=residual, post_norm=weights.post_norm,
+    checks.tensors("post_attention", attended=attended, residual=residual, post_norm=weights.post_norm,
                   next_norm=weights.next_norm)  # fmt: skip
     if not weights.is_plain:
         return
-    check_tensors("post_attention", o=weights.o, gate_up=weights.gate_up, down=weights.down)
+    checks.tensors("post_attention", o=weights.o, gate_up=weights.gate_up, down=weights.down)
     o, gate_up, down = weights.matrices
     hidden = o.shape[0]
     shapes = [tuple(each.shape) for each in (attended, residual, o, gate_up, down)]

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onewave.base.errors import ShapeError, UnsupportedError, shown
+from onewave.base.errors import ShapeError
+from onewave.ops import checks
 from onewave.ops.backends import load
-from onewave.ops.library import check_one_device, check_optional, check_tensors, is_watched, register
+from onewave.ops.library import is_watched, register
 from onewave.ops.prepared import prepared
 from onewave.ops.quantize_rows.choose import QuantizeCall, choose
 
@@ -21,7 +22,6 @@ class QuantizedRows:
     dtype: torch.dtype
 
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _CODES = (torch.int8, torch.float8_e4m3fn)
 
 
@@ -39,21 +39,18 @@ def quantize_rows(
     UnsupportedError, InvalidArgumentError. Source: compressed-tensors' quantization/utils/helpers.py.
     """
     name = "quantize_rows"
-    check_tensors(name, x=x)
-    check_optional(name, {"scale": scale})
+    checks.tensors(name, x=x)
+    checks.optional(name, {"scale": scale})
     if x.ndim != 2 or (swiglu and x.shape[1] % 2):
         allowed = "[rows, cols], an even number of columns with swiglu"
         raise ShapeError(f"{name}: x", got=str(tuple(x.shape)), allowed=allowed)
-    if x.dtype not in _DTYPES:
-        raise UnsupportedError(f"{name}: x", got=str(x.dtype), allowed="bfloat16, float16, float32")
-    if dtype not in _CODES:
-        raise UnsupportedError(f"{name}: dtype", got=shown(dtype), allowed="int8, float8_e4m3fn")
+    checks.dtype(name, "x", x.dtype, checks.FLOATS[:3])
+    checks.dtype(name, "dtype", dtype, _CODES)
     if scale is not None:
         if scale.numel() != 1:
             raise ShapeError(f"{name}: scale", got=str(tuple(scale.shape)), allowed="one number")
-        if scale.dtype is not torch.float32:
-            raise UnsupportedError(f"{name}: scale", got=str(scale.dtype), allowed="float32")
-        check_one_device(name, x, (scale,))
+        checks.dtype(name, "scale", scale.dtype, (torch.float32,))
+        checks.one_device(name, x, (scale,))
     if is_watched(x, scale):
         codes, scales = torch.ops.onewave.quantize_rows(x, dtype, scale, swiglu)
     else:
@@ -75,9 +72,7 @@ def _library(x: Tensor, dtype: torch.dtype, scale: Tensor | None, swiglu: bool) 
 def _fake(x: Tensor, dtype: torch.dtype, scale: Tensor | None, swiglu: bool) -> tuple[Tensor, Tensor]:
     rows, cols = x.shape
     codes = torch.empty((rows, cols // 2 if swiglu else cols), dtype=dtype, device=x.device)
-    return codes, torch.empty((rows,), dtype=torch.float32, device=x.device) if scale is None else torch.empty_like(
-        scale
-    )
+    return codes, x.new_empty(rows, dtype=torch.float32) if scale is None else torch.empty_like(scale)
 
 
 register("quantize_rows", _library, _fake)

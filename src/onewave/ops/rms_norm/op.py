@@ -5,14 +5,13 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
-from onewave.ops.attention.masks import is_finite
+from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.ops import checks
 from onewave.ops.backends import implementation, load
-from onewave.ops.library import check_tensors, is_watched, register
+from onewave.ops.library import is_watched, register
 from onewave.ops.prepared import prepared
 
-_CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_DTYPES = (*_CUDA_DTYPES, torch.float64)
+_CUDA_DTYPES = checks.FLOATS[:3]
 
 
 @prepared
@@ -47,9 +46,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def check_added(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> float:
     """Check what add_rms_norm takes; return eps, of whatever kind of number. Raises as add_rms_norm."""
     eps = _check("add_rms_norm", x, weight, eps)
-    check_tensors("add_rms_norm", residual=residual)
-    if residual.shape != x.shape:
-        raise ShapeError("add_rms_norm: residual", got=str(tuple(residual.shape)), allowed=str(tuple(x.shape)))
+    checks.tensors("add_rms_norm", residual=residual)
+    checks.shape("add_rms_norm", "residual", residual, tuple(x.shape))
     if residual.dtype not in (x.dtype, torch.float32) or residual.device != x.device:
         got = f"{residual.dtype} on {residual.device}"
         allowed = f"{x.dtype} or float32 on {x.device}"
@@ -59,16 +57,15 @@ def check_added(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> floa
 
 def _check(name: str, x: Tensor, weight: Tensor, eps: float) -> float:
     """eps, of whatever kind of number."""
-    check_tensors(name, x=x, weight=weight)
-    if not is_finite(eps) or eps < 0:
-        raise InvalidArgumentError(f"{name}: eps", got=shown(eps), allowed="a finite number, at least 0")
+    checks.tensors(name, x=x, weight=weight)
+    checks.eps(name, eps)
     shape = x.shape
     if len(shape) == 0 or shape[-1] == 0 or weight.shape != shape[-1:]:
         got = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}"
         raise ShapeError(f"{name}: shapes", got=got, allowed="x [.., hidden] and weight [hidden], hidden at least 1")
     if x.is_cpu and weight.is_cpu and x.dtype is weight.dtype is torch.float32:
         return float(eps)
-    taken = _CUDA_DTYPES if x.is_cuda else _DTYPES
+    taken = _CUDA_DTYPES if x.is_cuda else checks.FLOATS
     if x.dtype not in taken or weight.dtype not in taken or weight.device != x.device:
         got = f"{x.dtype} on {x.device} and {weight.dtype} on {weight.device}"
         raise UnsupportedError(f"{name}: x, weight", got=got, allowed="bfloat16, float16 or float32 on one device")

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from onewave.base.device import capability
 from onewave.base.errors import ShapeError
+from onewave.ops import checks
 from onewave.ops.backends import load
-from onewave.ops.library import check_tensors, is_watched, register
+from onewave.ops.library import is_watched, register
 from onewave.ops.sampling import numpy_impl
 from onewave.ops.sampling.limits import LARGEST_LOGIT, MAX_VOCAB, NO_LIMIT, UNIT, RowLimits
 
@@ -122,10 +123,9 @@ class TokenLogprobs(NamedTuple):
 
 def greedy(logits: Tensor) -> Tensor:
     """The most likely token of each row, the lowest id of equals. logits: floats [.., vocab]. Returns int64 [..]."""
-    check_tensors("greedy", logits=logits)
+    checks.tensors("greedy", logits=logits)
     if logits.ndim == 0 or logits.shape[-1] == 0 or not logits.dtype.is_floating_point:
-        got = f"{logits.dtype} {tuple(logits.shape)}"
-        raise ShapeError("greedy: logits", got=got, allowed="floats [.., vocab], vocab at least 1")
+        raise ShapeError("greedy: logits", got=checks.words_of(logits), allowed="floats [.., vocab], vocab at least 1")
     return torch.ops.onewave.greedy(logits) if is_watched(logits) else _greedy(logits)
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
-from onewave.ops.attention.masks import is_finite
+from onewave.ops import checks
 from onewave.ops.choice import Call
-from onewave.ops.library import check_one_device, check_optional, check_tensors, checks_contents
+from onewave.ops.library import checks_contents
 
 MAX_COLS = (1 << 17) - 1
 """Columns up to which no sum leaves int32, and up to which float64 holds every sum of e4m3 products exactly."""
@@ -21,7 +21,7 @@ SCHEMA = (
     "float min_bound=-127.0"
 )
 _BACKENDS = ("auto", "gluon", "triton", "reference")
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_FLOATS = checks.FLOATS[:3]
 NAMES = {torch.int8: "linear_int8", torch.float8_e4m3fn: "linear_fp8"}
 """The operator of a dtype."""
 
@@ -90,39 +90,24 @@ def scaled_call(x: Tensor, weight: Tensor, out_dtype: torch.dtype, backend: str,
 
 def check_operands(name: str, kind: torch.dtype, x: Tensor, weight: Tensor, epilogue: Epilogue) -> None:
     """Check tensors and their dtypes. Raises InvalidArgumentError, UnsupportedError, ShapeError."""
-    check_tensors(name, x=x, weight=weight)
+    checks.tensors(name, x=x, weight=weight)
     names = ("x_scale", "weight_scale", "bias", "out_shift", "out_smooth")
-    check_optional(name, dict(zip(names, epilogue.tensors, strict=True)))
-    check_one_device(name, x, (weight, *epilogue.tensors))
-    for what, tensor in (("x", x), ("weight", weight)):
-        if tensor.dtype is not kind:
-            raise UnsupportedError(f"{name}: dtype of {what}", got=str(tensor.dtype), allowed=str(kind))
+    checks.optional(name, dict(zip(names, epilogue.tensors, strict=True)))
+    checks.one_device(name, x, (weight, *epilogue.tensors))
+    checks.dtype(name, "dtype of x", x.dtype, (kind,))
+    checks.dtype(name, "dtype of weight", weight.dtype, (kind,))
     if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
         got = f"{tuple(x.shape)}, {tuple(weight.shape)}"
         raise ShapeError(f"{name}: x, weight", got=got, allowed="[tokens, cols] and [rows, cols]")
     if x.shape[1] > MAX_COLS:
         raise UnsupportedError(f"{name}: cols", got=str(x.shape[1]), allowed=f"up to {MAX_COLS}")
     rows = weight.shape[0]
-    for what, tensor, count in (
-        ("x_scale", epilogue.x_scale, x.shape[0]),
-        ("weight_scale", epilogue.weight_scale, rows),
-    ):
-        if tensor is not None:
-            _check_scale(f"{name}: {what}", tensor, count)
-    for what, tensor in zip(names[2:], epilogue.tensors[2:], strict=True):
-        if tensor is not None and tuple(tensor.shape) != (rows,):
-            raise ShapeError(f"{name}: {what}", got=str(tuple(tensor.shape)), allowed=f"({rows},)")
-        if tensor is not None and tensor.dtype not in _FLOATS:
-            allowed = "bfloat16, float16, float32"
-            raise UnsupportedError(f"{name}: dtype of {what}", got=str(tensor.dtype), allowed=allowed)
-
-
-def _check_scale(what: str, scale: Tensor, count: int) -> None:
-    if scale.dtype is not torch.float32:
-        raise UnsupportedError(f"dtype of {what}", got=str(scale.dtype), allowed="float32")
-    if tuple(scale.shape) not in ((), (1,), (1, 1), (count,), (count, 1)):
-        allowed = f"one number, ({count},) or ({count}, 1)"
-        raise ShapeError(what, got=str(tuple(scale.shape)), allowed=allowed)
+    for what, tensor, count in zip(names, epilogue.tensors, (x.shape[0], *(rows,) * 4), strict=True):
+        if tensor is None:
+            continue
+        is_scale = what.endswith("_scale")
+        checks.dtype(name, f"dtype of {what}", tensor.dtype, (torch.float32,) if is_scale else _FLOATS)
+        checks.shape(name, what, tensor, (count,), *(((count, 1), (), (1,), (1, 1)) if is_scale else ()))
 
 
 def check(call: ScaledCall) -> None:
@@ -132,21 +117,12 @@ def check(call: ScaledCall) -> None:
     sums = torch.int32 if call.x.dtype is torch.int8 and plain else None
     allowed = (torch.int8,) if e.out_scale is not None else (*_FLOATS, *([sums] if sums else []))
     if kind not in allowed:
-        words = ", ".join(str(each).removeprefix("torch.") for each in allowed)
         hint = None if kind is not torch.int32 else "Sums in int32 have no scales, bias, shift or smooth."
         got = f"{shown(kind)}{'' if e.out_scale is None else ' with out_scale'}"
-        raise UnsupportedError(f"{name}: out_dtype", got=got, allowed=words, next=hint)
-    if e.out_scale is not None and not (is_finite(e.out_scale) and e.out_scale > 0):
-        allowed = "a finite number greater than 0, or None"
-        raise InvalidArgumentError(f"{name}: out_scale", got=shown(e.out_scale), allowed=allowed)
-    if not (is_finite(e.min_bound) and is_finite(e.max_bound) and -128 <= e.min_bound <= e.max_bound <= 127):
-        what, got = f"{name}: quant_min_bound, quant_max_bound", f"{e.min_bound!r}, {e.max_bound!r}"
-        raise InvalidArgumentError(what, got=got, allowed="in order within int8")
-    if call.backend not in _BACKENDS:
-        raise InvalidArgumentError(f"{name}: backend", got=shown(call.backend), allowed=", ".join(_BACKENDS))
-    if call.backend in ("gluon", "triton") and not call.on_gpu:
-        what = f"{name} (backend={call.backend})"
-        raise UnsupportedError(what, got=call.where, allowed="cuda", next='Use backend="auto".')
+        raise UnsupportedError(f"{name}: out_dtype", got=got, allowed=checks.names_of(allowed), next=hint)
+    checks.finite(name, "out_scale", e.out_scale, positive=True)
+    checks.int8_bounds(name, e.min_bound, e.max_bound)
+    checks.backend(name, call, call.backend, _BACKENDS)
     scale = e.weight_scale
     if scale is not None and not scale.is_meta and checks_contents() and not bool(scale.isfinite().all()):
         raise InvalidArgumentError(f"{name}: weight_scale", got="a number that is not finite", allowed="finite numbers")

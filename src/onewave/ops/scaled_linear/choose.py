@@ -121,14 +121,10 @@ def describe(asked: Asked) -> ScaledCall:
     kind = torch.int8 if asked.operator == "linear_int8" else torch.float8_e4m3fn
     asked.allow({"out_dtype", "backend"})
     x, weight = (empty_on_meta(shape, kind) for shape in asked.take((2,), (2,)))
-    backend, out_dtype = asked.backend(("auto", "gluon", "triton", "reference")), asked.dtype
-    if "out_dtype" in asked.options:
-        out_dtype = (
-            asked.options["out_dtype"]
-            if asked.options["out_dtype"] is torch.int32
-            else asked.dtype_of("out_dtype", asked.dtype)
-        )
-    call = ScaledCall(x, weight, out_dtype, backend=backend, described=asked.device)
+    out_dtype = asked.options.get("out_dtype")
+    if out_dtype is not torch.int32:
+        out_dtype = asked.dtype_of("out_dtype", asked.dtype)
+    call = ScaledCall(x, weight, out_dtype, **asked.given("backend"), described=asked.device)
     check_operands(asked.operator, kind, x, weight, call.epilogue)
     check(call)
     return call

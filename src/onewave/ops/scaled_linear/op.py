@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, shown
+from onewave.ops import checks
 from onewave.ops.backends import load
 from onewave.ops.library import is_watched, register
 from onewave.ops.prepared import prepared
@@ -83,9 +83,7 @@ def _epilogue(
     name: str, tensors: tuple[Tensor | None, ...], numbers: tuple[float | None, str, float, float]
 ) -> Epilogue:
     out_scale, rounding, high, low = numbers
-    if not isinstance(rounding, str) or rounding not in _ROUNDINGS:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        allowed = " or ".join(map(repr, _ROUNDINGS))
-        raise InvalidArgumentError(f"{name}: quant_round", got=shown(rounding), allowed=allowed)
+    checks.one_of(name, "quant_round", rounding, _ROUNDINGS)
     return Epilogue(*tensors, out_scale, _ROUNDINGS[rounding], high, low)
 
 

@@ -4,12 +4,10 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError
+from onewave.ops import checks
 from onewave.ops.backends import implementation
-from onewave.ops.library import check_tensors, is_watched, register
+from onewave.ops.library import is_watched, register
 from onewave.ops.prepared import prepared
-
-_CUDA_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_DTYPES = (*_CUDA_DTYPES, torch.float64)
 
 
 @prepared
@@ -19,8 +17,8 @@ def swiglu(gate_up: Tensor) -> Tensor:
     gate_up: [..., 2 * intermediate] bf16|fp16|fp32 (float64 on a CPU). Returns [..., intermediate], same dtype.
     Computed in float32 and rounded once. Raises ShapeError, UnsupportedError. Source: Shazeer 2020, arXiv:2002.05202.
     """
-    check_tensors("swiglu", gate_up=gate_up)
-    if gate_up.dtype not in (_CUDA_DTYPES if gate_up.is_cuda else _DTYPES):
+    checks.tensors("swiglu", gate_up=gate_up)
+    if gate_up.dtype not in (checks.FLOATS[:3] if gate_up.is_cuda else checks.FLOATS):
         got = f"{gate_up.dtype} on {gate_up.device}"
         raise UnsupportedError("swiglu: dtype", got=got, allowed="bfloat16, float16 or float32 (float64 on a CPU)")
     if gate_up.ndim == 0 or gate_up.shape[-1] % 2:

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.base.errors import UnsupportedError
+from onewave.ops import checks
 from onewave.ops.attention.call import AttentionCall, Extras, Packed, empty_lse, like
 from onewave.ops.attention.checks import check_operands
 from onewave.ops.attention.masks import Options
-from onewave.ops.library import check_optional
 
 SCHEMA = (
     "Tensor q, Tensor k, Tensor v, Tensor q_scale, Tensor k_scale, Tensor v_scale, Tensor? cu_seqlens_q, "
@@ -18,7 +18,6 @@ SCHEMA = (
     "SymInt? right, bool top_left, float? softcap, ScalarType out_dtype, str backend, bool with_lse"
 )
 _NAME = "attention_fp8"
-_OUTS = (torch.bfloat16, torch.float16)
 _BACKENDS = ("auto", "gluon", "reference")
 _MAX_HEAD_DIM, _STEP = 128, 16
 
@@ -88,21 +87,16 @@ def check(call: Fp8Call) -> None:
     """Check a call whose ranks, packing and options are right. Raises ShapeError, UnsupportedError,
     InvalidArgumentError."""
     q, head_dim = call.q, call.q.shape[-1]
-    check_optional(_NAME, dict(zip(("q_scale", "k_scale", "v_scale"), call.scales, strict=True)))
-    if call.backend not in _BACKENDS:
-        raise InvalidArgumentError(f"{_NAME}: backend", got=shown(call.backend), allowed=", ".join(_BACKENDS))
-    if call.out_dtype not in _OUTS:
-        raise UnsupportedError(f"{_NAME}: out_dtype", got=str(call.out_dtype), allowed="torch.bfloat16, torch.float16")
+    checks.optional(_NAME, dict(zip(("q_scale", "k_scale", "v_scale"), call.scales, strict=True)))
+    checks.one_of(_NAME, "backend", call.backend, _BACKENDS)
+    checks.dtype(_NAME, "out_dtype", call.out_dtype, checks.HALVES)
     check_operands(call)
     if head_dim % _STEP or not 0 < head_dim <= _MAX_HEAD_DIM:
         allowed = f"multiples of {_STEP} up to {_MAX_HEAD_DIM}"
         raise UnsupportedError(f"{_NAME}: head_dim", got=str(head_dim), allowed=allowed, next="Use bfloat16.")
     heads = (q.shape[1], call.k.shape[1], call.k.shape[1])
     for label, tensor, scale, n in zip("qkv", (q, call.k, call.v), call.scales, heads, strict=True):
-        if tensor.dtype is not torch.float8_e4m3fn:
-            raise UnsupportedError(f"{_NAME}: dtype of {label}", got=str(tensor.dtype), allowed="torch.float8_e4m3fn")
-        if scale is not None and (scale.shape != (n,) or scale.dtype is not torch.float32):
-            got = f"{scale.dtype} {tuple(scale.shape)}"
-            raise ShapeError(f"{_NAME}: {label}_scale", got=got, allowed=f"float32 [{n}]")
-    if not call.options.scale > 0:
-        raise InvalidArgumentError(f"{_NAME}: scale", got=str(call.options.scale), allowed="greater than 0")
+        checks.dtype(_NAME, f"dtype of {label}", tensor.dtype, (torch.float8_e4m3fn,))
+        if scale is not None:
+            checks.form(_NAME, f"{label}_scale", scale, (torch.float32,), (n,))
+    checks.finite(_NAME, "scale", call.options.scale, positive=True)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError
+from onewave.ops import checks
 from onewave.ops.attention.call import Extras, Packed
 from onewave.ops.attention.checks import check_ranks, packing
 from onewave.ops.attention.fp8.call import SCHEMA, Fp8Call, check, fp8_call, lse_of
@@ -78,8 +79,9 @@ def _packing(starts: tuple[Tensor | None, Tensor | None], longest: tuple[int | N
     starts_q, starts_k = starts
     if starts_q is None and starts_k is None:
         return None
-    if starts_q is None or starts_k is None:
-        raise InvalidArgumentError(f"{_NAME}: cu_seqlens_q, cu_seqlens_k", got="one of them", allowed="both or none")
+    checks.together(_NAME, "cu_seqlens_q, cu_seqlens_k", starts_q, starts_k)
+    assert starts_q is not None
+    assert starts_k is not None
     longest_q, longest_k = longest
     if longest_q is None or longest_k is None:
         # Rows beyond the longest sequence's stay unwritten: 0 would be none.

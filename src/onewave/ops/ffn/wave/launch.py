@@ -12,11 +12,12 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.base.weight_formats import COMPACT
+from onewave.ops import checks
 from onewave.ops.ffn.call import FFNCall
 from onewave.ops.ffn.choose import WaveChoice
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.ffn.wave.plan import DATA, FFNPlan, keeps_compact, plan_ffn, workers_for
-from onewave.ops.library import check_tensors, refuse_grad
+from onewave.ops.library import refuse_grad
 from onewave.wave.launch.launch import Wave, co_resident
 from onewave.wave.weights.pack import Weight, WeightStream
 
@@ -69,7 +70,7 @@ class PackedFFN:
 
         Raises ShapeError, UnsupportedError, InvalidArgumentError; WaveStalled when an earlier launch has stalled.
         """
-        check_tensors("PackedFFN", x=x)
+        checks.tensors("PackedFFN", x=x)
         if x.ndim != 2 or x.shape[1] != self._hidden:
             raise ShapeError("ffn: x", got=str(tuple(x.shape)), allowed=f"[rows, {self._hidden}]")
         if (x.dtype, x.device) != self._kind:
