@@ -135,7 +135,7 @@ def test_more_requests_than_are_let_in_are_refused_and_none_are_when_it_stops(ll
         await anext(running)
         with pytest.raises(BusyError, match="1 wait or run; allowed: 1"):
             await anext(front.generate([4], GREEDY))
-        drained = asyncio.create_task(front.drain())
+        drained = asyncio.gather(front.drain(), front.drain())
         await asyncio.sleep(0)
         with pytest.raises(StoppingError):
             await anext(front.generate([4], GREEDY))
@@ -175,6 +175,9 @@ def test_bad_arguments_are_refused_and_a_closed_engine_says_so(llm: LLM) -> None
         for prompt in ([], [99], "text"):
             with pytest.raises(OnewaveError):
                 await anext(front.generate(prompt, GREEDY))
+        for name, value in (("priority", "high"), ("priority", 2**31), ("cache_salt", 5), ("request_id", 5)):
+            with pytest.raises(InvalidArgumentError, match=name):
+                await anext(front.generate([3], GREEDY, **{name: value}))
         front.llm.close()
         with pytest.raises(InvalidArgumentError, match="closed"):
             await anext(front.generate([3], GREEDY))
@@ -182,6 +185,19 @@ def test_bad_arguments_are_refused_and_a_closed_engine_says_so(llm: LLM) -> None
             await front.run_between_steps(samples_in)
 
     on_a_loop(llm, work)
+
+
+def test_requests_of_several_loops_run_together(llm: LLM) -> None:
+    alone = llm.generate([[3]], GREEDY)[0].outputs[0].token_ids
+
+    async def one(front: AsyncLLM) -> list[int]:
+        return [output async for output in front.generate([3], GREEDY)][-1].outputs[0].token_ids
+
+    async def work(front: AsyncLLM) -> list[list[int]]:
+        others = [asyncio.to_thread(asyncio.run, one(front)) for _ in range(2)]
+        return await asyncio.gather(one(front), *others)
+
+    assert on_a_loop(llm, work) == [alone] * 3
 
 
 def test_a_step_that_takes_too_long_is_reported_with_its_requests_and_its_place(

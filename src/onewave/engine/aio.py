@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, TypeVar
 
-from onewave.base.errors import BusyError, InvalidArgumentError, StoppingError
+from onewave.base.errors import BusyError, InvalidArgumentError, StoppingError, shown
 from onewave.engine.arguments import whole
 from onewave.engine.engine import Engine
 from onewave.engine.llm import LLM, Job, raise_failures
@@ -111,6 +111,10 @@ class AsyncLLM:
         raw = parse_prompts(prompt)
         if len(raw) != 1:
             raise InvalidArgumentError("prompt", got=f"{len(raw)} prompts", allowed="one; generate each")
+        whole("priority", priority, -(2**31), 2**31 - 1)
+        for name, text in (("request_id", request_id), ("cache_salt", cache_salt)):
+            if text is not None and not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
+                raise InvalidArgumentError(name, got=shown(text), allowed="text, or None")
         job = await self.prepare(raw[0], parse_params(params, 1)[0])
         job = job._replace(priority=priority, cache_salt=cache_salt)
         async with aclosing(self.run(job, request_id=request_id, delta=delta)) as outputs:
@@ -163,7 +167,7 @@ class AsyncLLM:
         """Refuse new requests and return when those that wait or run have ended."""
         self.refuse_new()
         if self._streams:
-            self._idle = asyncio.Event()
+            self._idle = self._idle or asyncio.Event()
             await self._idle.wait()
 
     async def close(self) -> None:
@@ -204,13 +208,14 @@ class AsyncLLM:
     def _begin(self, job: Job, request_id: str | None, *, streaming: bool) -> _Stream:
         self.check_room()
         loop = asyncio.get_running_loop()
-        if self._hub is None or self._hub.loop is not loop:
-            self._hub = _Hub(loop)
-        stream = _Stream(self._hub, request_id)
+        hub = self._hub
+        if hub is None or hub.loop is not loop:
+            hub = self._hub = _Hub(loop)
+        stream = _Stream(hub, request_id)
         self._streams.add(stream)
         if self._watchdog is None or self._watchdog.done() or self._watchdog.get_loop() is not loop:
             self._watchdog = loop.create_task(self._watch(), name="onewave watchdog")
-        self.llm.submit(job, Reader(streaming, stream, self._hub.wake), stream.begin)
+        self.llm.submit(job, Reader(streaming, stream, hub.wake), stream.begin)
         return stream
 
     def _end(self, stream: _Stream) -> None:
@@ -221,9 +226,10 @@ class AsyncLLM:
         if not self._streams:
             if self._idle is not None:
                 self._idle.set()
-            if self._watchdog is not None:
-                self._watchdog.cancel()
-                self._watchdog = None
+            watchdog, self._watchdog = self._watchdog, None
+            if watchdog is not None:
+                with suppress(RuntimeError):  # its loop, which may be another than this one, has been closed
+                    watchdog.get_loop().call_soon_threadsafe(watchdog.cancel)
 
     async def _watch(self) -> None:
         """Report each step that takes too long, once, for as long as there are requests."""
