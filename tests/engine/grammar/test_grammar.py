@@ -142,6 +142,24 @@ def test_the_end_is_allowed_only_where_the_grammar_may_end() -> None:
 
 
 @pytest.mark.parametrize(
+    ("schema", "whole", "begun"),
+    [
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "0.5", "0"),
+        ({"type": "number", "minimum": -0.5, "exclusiveMaximum": 0}, "-0.5", "-0"),
+        ({"type": "number", "exclusiveMinimum": True, "minimum": 0, "maximum": 0.5}, "0.5", "0"),
+        ({"type": "array", "uniqueItems": False, "items": {"type": "null"}, "maxItems": 1}, "[null]", "[null"),
+        ({"type": "object", "propertyNames": {"type": "string"}, "minProperties": 1}, '{"a":1}', "{"),
+        ({"type": "string", "format": "password", "maxLength": 1}, '"a"', '"a'),
+        ({"const": {"format": "x", "properties": {}}}, '{"format":"x","properties":{}}', "{"),
+    ],
+)
+def test_a_schema_is_kept_to_where_llguidance_by_itself_would_not(schema: Any, whole: str, begun: str) -> None:
+    form = {"json": schema, "disable_any_whitespace": True, "disable_additional_properties": "const" in schema}
+    assert 256 in allowed(form, whole)
+    assert 256 not in allowed(form, begun)
+
+
+@pytest.mark.parametrize(
     ("form", "said"),
     [
         ({"json": {"type": "objct"}}, r"structured_outputs.json: .*Invalid type: objct$"),

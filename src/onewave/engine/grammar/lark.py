@@ -5,6 +5,7 @@ from typing import Any
 
 from onewave.base.errors import UnsupportedError
 from onewave.engine.grammar.params import StructuredOutputsParams
+from onewave.engine.grammar.schemas import followable
 
 # A model that is unsure of a JSON token writes whitespace, which is always allowed: without a bound it never stops.
 BOUNDED_WHITESPACE = r" |\r?\n[ ]{0,32}"
@@ -22,7 +23,7 @@ def json_rule(name: str, schema: dict[str, Any], *, whitespace: str | None = BOU
     layout = {"whitespace_flexible": whitespace is not None, **more}
     if whitespace is not None:
         layout["whitespace_pattern"] = whitespace
-    return f"{name}: %json {json.dumps({**schema, 'x-guidance': layout}, ensure_ascii=False)}\n"
+    return f"{name}: %json {json.dumps({**followable(schema), 'x-guidance': layout}, ensure_ascii=False)}\n"
 
 
 def rules_of(form: StructuredOutputsParams, name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.engine.arguments import flag, items
+from onewave.engine.grammar.schemas import closed
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _SCHEMA = "a JSON schema: an object, or its text"
@@ -86,23 +87,11 @@ def _schema(value: object, *, close: bool) -> str:
         schema: object = json.loads(value) if isinstance(value, str) else value
         if not isinstance(schema, Mapping):
             raise InvalidArgumentError(what, got=shown(cast("object", value)), allowed=_SCHEMA)
-        return json.dumps(_closed(cast("object", schema)) if close else schema, ensure_ascii=False)
+        return json.dumps(closed(cast("object", schema)) if close else schema, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, InvalidArgumentError):
             raise
         raise InvalidArgumentError(what, got=f"{shown(value)} ({error})", allowed=_SCHEMA) from error
-
-
-def _closed(schema: object) -> object:
-    """The schema, with additionalProperties false wherever properties are named and nothing is said of others."""
-    if isinstance(schema, list):
-        return [_closed(item) for item in cast("list[object]", schema)]
-    if not isinstance(schema, Mapping):
-        return schema
-    closed = {key: _closed(value) for key, value in cast("Mapping[str, object]", schema).items()}
-    if "properties" in closed or "patternProperties" in closed:
-        closed.setdefault("additionalProperties", False)
-    return closed
 
 
 def _choices(value: object) -> tuple[str, ...]:
