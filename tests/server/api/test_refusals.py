@@ -74,3 +74,46 @@ def test_effort_and_verbosity_are_the_template_s_to_read(plain: Serving) -> None
     assert found == {"verbosity": "low", "reasoning_effort": "none", "enable_thinking": False, "a": 1}
     answer = plain.post("/v1/chat/completions", {"messages": USER, "max_tokens": 2, "verbosity": "high"})
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": ["a", "b", ""]}, "prompt.2: String should have at least 1 character"),
+        ("/v1/completions", {"prompt": [[1]] * 129}, "prompt: List should have at most 128 items"),
+        ("/v1/completions", {"prompt": "a", "stop": ["a", ""]}, "stop.1: String should have at least 1 character"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"\u0663": 1}}, "logit_bias token id"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}]},
+         "unknown field messages.0.content.0.b:"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+         "messages.0.content.0.type: Input should be 'text'"),
+        ("/v1/chat/completions", {"messages": USER, "tool_choice": {"type": "function", "name": "f"}},
+         "unknown field tool_choice.name:"),
+        ("/v1/chat/completions", {"messages": USER, "stream_options": {"str": 1}}, "unknown field stream_options.str:"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+         "input.0.message.content.0.type: Input should be 'input_text'"),
+        ("/detokenize", {"tokens": [1, 300, 260]}, "tokens: 300; allowed: 0..259"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_where_it_is(serving: Serving, path: str, body: dict[str, Any], param: str) -> None:
+    refused = serving.post(path, body)
+    assert refused.status_code == 400
+    assert param in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "said"),
+    [
+        (b'{"prompt": "\xe9"}', {}, 400, "no JSON in UTF-8"),
+        (b"[" * 100_000, {}, 400, "no JSON in UTF-8"),
+        (b'{"prompt": "a"}', {"content-type": "text/plain"}, 415, "text/plain; allowed: application/json"),
+        (b"\x1f\x8b\x08", {"content-encoding": "gzip"}, 415, "content-encoding: gzip"),
+    ],
+)
+def test_a_body_that_can_not_be_read_is_told_why(
+    serving: Serving, body: bytes, headers: dict[str, str], status: int, said: str
+) -> None:
+    sent = {"content-type": "application/json", **headers}
+    refused = httpx.post(serving.url + "/v1/completions", content=body, headers=sent)
+    assert refused.status_code == status
+    assert said in refused.json()["error"]["message"]

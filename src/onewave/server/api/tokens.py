@@ -36,6 +36,10 @@ async def tokenize(body: TokenizeRequest, served: UsesServed) -> Response:
 async def detokenize(body: DetokenizeRequest, served: UsesServed) -> Response:
     """Give the text of token ids."""
     served.model_of(body.model)
+    vocab_size = served.engine.llm.config.vocab_size
+    unknown = next((token_id for token_id in body.tokens if token_id >= vocab_size), None)
+    if unknown is not None:
+        raise InvalidArgumentError("tokens", got=str(unknown), allowed=f"0..{vocab_size - 1} (the vocabulary)")
     text = await asyncio.to_thread(served.tokenizer.decode, body.tokens, False)
     return json_response({"prompt": text})
 

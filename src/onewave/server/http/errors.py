@@ -18,9 +18,11 @@ from onewave.engine.failures import StepTraceback
 
 _log = logging.getLogger("onewave.server")
 _MAX_MESSAGE = 2000
+_MAX_LINES = 4
 _RETRY_SECONDS = 1
-# How pydantic names the branches of a union in an error's place.
+# How pydantic names the branches of a union in an error's place, beside classes, "list[...]" and the like.
 _BRANCHES = frozenset({"str", "int", "float", "bool", "constrained-str"})
+_UNREADABLE = "There was an error parsing the body"  # FastAPI's words
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ANTHROPIC_PATH = "/v1/messages"
 _ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
@@ -73,6 +75,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(400, str(error), code="invalid_value", param=param)
     if isinstance(error, RequestValidationError):
         return _of_validation(cast("Sequence[Mapping[str, Any]]", error.errors()))
+    if isinstance(error, HTTPException) and error.detail == _UNREADABLE:
+        return _no_json()
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, str(error.detail), headers=error.headers)
     if isinstance(error, OnewaveError):
@@ -102,6 +106,8 @@ def install(app: FastAPI) -> None:
 
 async def _expected(request: Request, error: Exception) -> Response:
     found = as_api_error(error)
+    if found.code == "invalid_json" or isinstance(error, RequestValidationError):
+        found = _of_headers(request) or found
     if found.status == 500:
         _log.error("%s %s: %s", request.method, request.url.path, found.message, exc_info=error)
     return error_response(found, request.url.path)
@@ -122,24 +128,58 @@ def _of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     # Beside a `type` that is not allowed every other field is unknown: the type is to blame.
     strange = [error for error in errors if error["type"] == "literal_error" and error["loc"][-1] == "type"]
     beside = {tuple(error["loc"][:-1]) for error in errors if error["type"] == "extra_forbidden"}
-    errors = [error for error in strange if tuple(error["loc"][:-1]) in beside] or errors
-    unknown = [_place(error) for error in errors if error["type"] == "extra_forbidden"]
+    if beside and beside <= {tuple(error["loc"][:-1]) for error in strange}:
+        errors = strange
+    unknown = [*dict.fromkeys(_place(error) for error in errors if error["type"] == "extra_forbidden")]
     if unknown:
         message = (
             f"unknown field {', '.join(unknown[:10])}: it might change the answer, and this server has no such field"
         )
         return ApiError(400, message, code="unknown_field", param=unknown[0])
     if any(error["type"] == "json_invalid" for error in errors):
-        return ApiError(400, "the body is no JSON", code="invalid_json")
-    lines = [f"{_place(error) or 'body'}: {str(error.get('msg'))[:200]}" for error in errors[:3]]
+        return _no_json()
+    # Of a field that may have several types: the first mistake for each.
+    firsts = {_branch(error): error for error in reversed(errors)}
+    firsts = [error for error in errors if firsts[_branch(error)] is error]
+    lines = dict.fromkeys(f"{_place(error) or 'body'}: {str(error.get('msg'))[:200]}" for error in firsts)
     param = _place(errors[0]) if errors else None
-    return ApiError(400, "; ".join(lines) or "the body can't be read", code="invalid_value", param=param or None)
+    message = "; ".join([*lines][:_MAX_LINES]) or "the body can't be read"
+    return ApiError(400, message, code="invalid_value", param=param or None)
+
+
+def _no_json() -> ApiError:
+    return ApiError(400, "the body is no JSON in UTF-8", code="invalid_json")
+
+
+def _of_headers(request: Request) -> ApiError | None:
+    """What a body that can't be read was sent as, where that is to blame."""
+    encoding, kind = (request.headers.get(name, "") for name in ("content-encoding", "content-type"))
+    if encoding.lower() not in ("", "identity"):
+        got, allowed = f"content-encoding: {encoding[:100]}", "the body as it is"
+    elif "json" not in kind.lower():
+        got, allowed = f"content-type: {kind[:100] or 'none'}", "application/json"
+    else:
+        return None
+    return ApiError(415, f"{got}; allowed: {allowed}", code="unsupported_media_type")
 
 
 def _place(error: Mapping[str, Any]) -> str:
-    """Where a mistake is, as `messages.0.role`; of a field that may have several types, the field."""
-    parts = [str(part)[:100] for part in tuple(error.get("loc", ()))[1:]]
-    plain = next(
-        (i for i, part in enumerate(parts) if not re.fullmatch(r"[\w-]+", part) or part in _BRANCHES), len(parts)
-    )
-    return ".".join(parts[: plain or 1])
+    """Where a mistake is, as `messages.0.role`. A field that is not known is named whatever its name."""
+    parts = _parts(error)
+    last = len(parts) - 1 if error["type"] == "extra_forbidden" else None
+    return ".".join(part for i, part in enumerate(parts) if i == last or not _is_branch(part))
+
+
+def _branch(error: Mapping[str, Any]) -> tuple[str, ...]:
+    """A mistake's place up to the last branch of a union in it; all of it where there is none."""
+    parts = _parts(error)
+    last = max((i for i, part in enumerate(parts) if _is_branch(part)), default=len(parts))
+    return tuple(parts[: last + 1])
+
+
+def _parts(error: Mapping[str, Any]) -> list[str]:
+    return [str(part)[:100] for part in tuple(error.get("loc", ()))[1:]]
+
+
+def _is_branch(part: str) -> bool:
+    return part in _BRANCHES or not re.fullmatch(r"[a-z0-9_-][\w-]*", part)

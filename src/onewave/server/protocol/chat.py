@@ -12,10 +12,11 @@ MAX_TOP_LOGPROBS = 20
 
 
 class TextPart(Strict):
-    """A part of a message. Only text is read."""
+    """A part of a message. Only text is read; marks for caches are passed over."""
 
     type: Literal["text"]
     text: str
+    cache_control: Annotated[dict[str, Any] | None, Field(exclude=True)] = None
 
 
 class ChatMessage(BaseModel):
