@@ -1,5 +1,6 @@
 """A tiny checkpoint with a tokenizer and a chat template, and the command line run in this process."""
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,13 +46,18 @@ def own_model(tiny_model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_model, tmp_path / "model"))
 
 
+_STAGE = re.compile(r"\[ *\d+\.\d s\] (.*)\n")
+
+
 @dataclass(frozen=True)
 class Done:
-    """What a command line left: exit status and both streams."""
+    """What a command line left: exit status and both streams. stages: what it told on stderr of stages as they began,
+    which `err` is without."""
 
     status: int
     out: str
     err: str
+    stages: list[str]
 
     def error(self) -> str:
         """The one line of a bad input; checks that it is one, with nothing else said."""
@@ -75,6 +81,6 @@ def onewave(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         capsys.readouterr()
         status = main.run([str(argument) for argument in arguments])
         captured = capsys.readouterr()
-        return Done(status, captured.out, captured.err)
+        return Done(status, captured.out, _STAGE.sub("", captured.err), _STAGE.findall(captured.err))
 
     return call

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from onewave.base.errors import UnsupportedError
 _READ, _WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 _HITS = "lts__t_sector_hit_rate.pct"
 _METRICS = (_READ, _WRITTEN, _HITS)
+_SAYS = "==PROF== "
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,12 @@ def counted(device: torch.device) -> Generator[None]:
     driver.cuProfilerStop()
 
 
-def collect(module: str, arguments: Sequence[str]) -> list[Counters]:
+def collect(
+    module: str, arguments: Sequence[str], *, show: Callable[[str], None] = lambda text: None
+) -> list[Counters]:
     """Run `python -m module arguments...` under ncu, as often as the counters need passes; one Counters a range.
 
+    show: told what ncu says of its passes.
     Raises UnsupportedError without ncu, without permission to read counters, and where ncu fails.
     """
     ncu = shutil.which("ncu")
@@ -65,19 +69,26 @@ def collect(module: str, arguments: Sequence[str]) -> list[Counters]:
         options += ["--cache-control", "none", "--clock-control", "none"]
         options += ["--metrics", ",".join(_METRICS), "--csv", "--print-units", "base", "--log-file", str(report)]
         command = [ncu, *options, sys.executable, "-m", module, *arguments]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        lines: list[str] = []
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ncu_itself:
+            assert ncu_itself.stdout is not None
+            for line in ncu_itself.stdout:
+                lines.append(line)
+                if line.startswith(_SAYS):
+                    show(f"ncu: {line.removeprefix(_SAYS).strip()}")
+        said, status = "".join(lines), ncu_itself.returncode
         text = report.read_text(encoding="utf-8", errors="replace") if report.exists() else ""
-    if "ERR_NVGPUCTRPERM" in text + done.stdout:
+    if "ERR_NVGPUCTRPERM" in text + said:
         raise UnsupportedError(
             "--counters",
             got="no permission to read the counters",
             next="Run as root, or let the driver allow it to all users.",
         )
     found = parse(text)
-    if done.returncode or not found:
-        lines = [line for line in (done.stdout + text).splitlines() if line.strip()] or ["no output"]
-        said = next((line for line in lines if line.startswith("==ERROR==")), lines[-1])
-        raise UnsupportedError("--counters: ncu", got=f"status {done.returncode}: {said}")
+    if status or not found:
+        lines = [line for line in (said + text).splitlines() if line.strip()] or ["no output"]
+        reason = next((line for line in lines if line.startswith("==ERROR==")), lines[-1])
+        raise UnsupportedError("--counters: ncu", got=f"status {status}: {reason}")
     return found
 
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from onewave.engine.llm import LLM
     from onewave.engine.output import RequestOutput
 
-_STARTED = time.perf_counter()
+STARTED = time.perf_counter()
+"""When the command began, on this clock."""
 
 
 @dataclass(frozen=True)
@@ -89,5 +90,5 @@ def stats_line(opened: Opened, outputs: Sequence[RequestOutput]) -> str:
     prompt_tokens = sum(m.num_prompt_tokens for m in metrics)
     parts.append(f"{prompt_tokens} prompt and {tokens} generated tokens")
     parts.append(_how(opened.llm))
-    parts.append(f"{time.perf_counter() - _STARTED:.2f} s in all")
+    parts.append(f"{time.perf_counter() - STARTED:.2f} s in all")
     return ", ".join(parts)

@@ -1,5 +1,7 @@
 """`bench wave` and `bench ops ffn` without a GPU: what they refuse, and what they count."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -27,6 +29,7 @@ from onewave.cli.bench.operators.ffn import bench_ffn
 from onewave.cli.bench.report import Results
 from onewave.cli.main import app
 from onewave.engine.load import choices as engine_options
+from onewave.engine.load import load as start_module
 from onewave.engine.load import wave as load_module
 from onewave.engine.load.options import LoadOptions
 from onewave.memory.kv_cache import KVCache
@@ -106,8 +109,21 @@ def test_all_paths_are_timed_on_one_cache(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(bench, "compiled_step", partial(compiled_step, backend="aot_eager"))
     notes: list[str] = []
     model = in_float32(random_model(BASE))
-    results, _ = measure_wave(model, WaveCase(2, 5, compiled=True), reps=2, report=notes.append)
+    said: list[str] = []
+    results, _ = measure_wave(
+        model,
+        WaveCase(2, 5, compiled=True),
+        reps=2,
+        report=notes.append,
+        show=lambda stage: said.append(stage.rpartition(": ")[2]),
+        measured=lambda result: said.append("measured"),
+    )
     assert [each.path for each in results] == ["wave", "graph", "torch.compile"]
+    # Each is told before what the next one needs begins.
+    assert said == [
+        *("self-check", "wave", "measured", "unpacking the matrices", "graph", "measured"),
+        *("torch.compile compiles", "torch.compile", "measured"),
+    ]
     assert results[0].hops == 5 * model.config.num_layers
     assert results[2].difference is not None
     assert results[2].difference < 1e-4
@@ -138,11 +154,14 @@ def test_a_compiler_that_fails_keeps_no_figure_back(monkeypatch: pytest.MonkeyPa
 def test_a_case_that_fails_takes_no_other_with_it(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
 
-    def measured(model: object, case: WaveCase, **_: object) -> tuple[list[WaveResult], None]:
+    def measured(
+        model: object, case: WaveCase, *, measured: Callable[[WaveResult], None], **_: object
+    ) -> tuple[list[WaveResult], None]:
         begun.append(case.batch)
         if case.batch == 8:
             raise failure
-        return [WaveResult("wave", case.batch, case.context, summarize([1e-3]), 10**9)], None
+        measured(WaveResult("wave", case.batch, case.context, summarize([1e-3]), 10**9))
+        return [], None
 
     loaded = SimpleNamespace(model=None, stream=None)
     for place, name, instead in (
@@ -151,6 +170,7 @@ def test_a_case_that_fails_takes_no_other_with_it(failure: Exception, monkeypatc
         (engine_options, "choose_device", lambda _: torch.device("cuda")),
         (engine_options, "check_dtype_on", lambda *_: None),
         (bench_wave, "make_current", lambda _: None),
+        (start_module, "warm_up", lambda path, config, how: nullcontext(how)),
         (load_module, "load_streamed", lambda *_: loaded),
     ):
         monkeypatch.setattr(place, name, instead)

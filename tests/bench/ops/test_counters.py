@@ -110,7 +110,7 @@ def counted(ran: list[list[str]], found: list[Counters], monkeypatch: pytest.Mon
     """count_ffn with a made-up run: the names that it would have written down, the counters that ncu would have."""
     shapes = [FFNShape(16), FFNShape(4096, gated=True)]
 
-    def run(module: str, arguments: list[str]) -> list[Counters]:
+    def run(module: str, arguments: list[str], **_: object) -> list[Counters]:
         asked = json.loads(arguments[0])
         assert (module, asked["reps"], asked["dtype"]) == ("onewave.bench.ops.ffn_counters", 2, "bfloat16")
         assert [FFNShape(**each) for each in asked["shapes"]] == shapes

@@ -17,7 +17,7 @@ PARTS = ["qkv", "attention", "o", "gate_up", "down", "between", "head"]
 def test_ranges_belong_to_a_prompts_parts_and_then_to_whole_steps(monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
     ranges = [Counters(float(at), 0.0, 0.5) for at in range(2 * len(PARTS) + 2 - lost)]
 
-    def run(module: str, arguments: list[str]) -> list[Counters]:
+    def run(module: str, arguments: list[str], **_: object) -> list[Counters]:
         assert module == counters.__name__
         assert Counted(**json.loads(arguments[0])) == ASKED
         return ranges

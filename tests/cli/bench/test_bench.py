@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from kit.ledgers import read_ledger
 from onewave.bench import ceilings
 from onewave.bench.engine import latency as engine
 from onewave.cli.bench import latency as bench_latency
+from onewave.cli.bench import report
 
 
 @pytest.fixture
@@ -30,17 +32,34 @@ def test_the_table_has_a_row_a_test(latency):
     assert "±" in done.out
 
 
-def test_a_row_is_printed_as_soon_as_it_is_measured(latency, monkeypatch, capsys):
-    measure, printed = engine.measure, []
+def test_a_row_and_its_line_are_there_as_soon_as_it_is_measured(latency, tmp_path, monkeypatch, capsys):
+    measure, printed, lines, figures = engine.measure, [], [], tmp_path / "figures"
 
     def measured(*given, **more):
         for result in measure(*given, **more):
             printed.append(capsys.readouterr().out)
+            lines.append([line["metric"] for line in read_ledger(figures / "cpu.jsonl")] if figures.exists() else [])
             yield result
 
     monkeypatch.setattr(engine, "measure", measured)
-    latency()
+    latency("--ledger", figures)
     assert ["pp16" in text for text in printed] == [False, True]
+    assert lines == [[], ["prefill"]]
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_stages_are_told_on_stderr_as_they_begin(latency, tiny_model, form):
+    done = latency("--batch-size", "2", *form)
+    named = [f"loading {tiny_model}", "loading: weights", "measuring the read ceiling"]
+    assert done.stages == [*named, "pp16 batch 2", "tg6 batch 2"]
+
+
+def test_a_terminal_has_one_line_for_all_that_is_said(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    report.show_status("packing: 1 of 9")
+    report.show_status("packing: 2 of 9")
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"(\r\x1b\[K\[ *\d+\.\d s\] packing: \d of 9){2}", said)
 
 
 def test_what_takes_long_on_a_cpu_is_said_beforehand(latency, monkeypatch):

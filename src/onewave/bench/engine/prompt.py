@@ -80,7 +80,7 @@ def measure_prompts(
         raise UnsupportedError("bench prompt", got=str(llm.device), allowed="a CUDA GPU")
     draw = random.Random(0)
     for batch, tokens in sizes:
-        show(f"{tokens} tokens, attention by itself")
+        show(f"{batch} x {tokens} tokens, attention by itself")
         alone, missing = _alone(llm, tokens, rounds=reps)
         if tokens > llm.runner.limits.max_tokens:
             missing.append(
@@ -93,9 +93,10 @@ def measure_prompts(
         params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
         samples: dict[str, list[tuple[float, float, float]]] = {name: [] for name in alone}
         for repetition in range(warmup + reps):
+            # Engines take turns, so that the stage is the size.
+            show(f"{batch} x {tokens} tokens: {repetition + 1} of {warmup + reps}")
             prompts = prompts_of(case, llm.config.vocab_size, repetition)
             for name in draw.sample(list(alone), len(alone)):
-                show(f"{tokens} tokens, {name}: {repetition + 1} of {warmup + reps}")
                 with _in_its_place(llm, name), _timed_passes(llm) as passes:
                     seconds, _ = seconds_and_tokens(case, llm.generate(prompts, params))
                 if repetition >= warmup:

@@ -112,16 +112,15 @@ def measure_startup(
     with tempfile.TemporaryDirectory(prefix="onewave-startup-") as folder:
         caches = [Path(folder, str(number)) for number in range(reps) for _ in range(2)]
         kept = [Path(folder, "plain")] * (reps + 1 if graphs else 0)
+        show(f"importing in {len(caches) + len(kept)} processes")
         with _importing([*caches, *kept]) as workers:
             for number in range(reps):
-                show(f"empty caches: {number + 1} of {reps}")
-                empty.append(_start(workers[2 * number], job))
-                show(f"filled caches: {number + 1} of {reps}")
-                filled.append(_start(workers[2 * number + 1], job))
+                empty.append(_start(workers[2 * number], job, f"start {number + 1} with empty caches", show))
+                filled.append(_start(workers[2 * number + 1], job, f"start {number + 1} with filled caches", show))
             others = workers[2 * reps :] if empty[0]["decode_path"] == "wave" else []
+            plainly = Job({**job.options, "decode": "graph", "compact": None}, job.prompt)
             for number, worker in enumerate(others):
-                show(f"plain loading: {number} of {reps}")
-                plain.append(_start(worker, Job({**job.options, "decode": "graph", "compact": None}, job.prompt)))
+                plain.append(_start(worker, plainly, f"plain start {number}", show))
     kinds = [("empty", empty), ("filled", filled), ("filled", plain[1:])]
     return [_together(caches, starts) for caches, starts in kinds if starts]
 
@@ -140,7 +139,7 @@ def measure_warm(
             for starts in kinds:
                 with tempfile.TemporaryDirectory(prefix="onewave-warm-") as directory:
                     for caches, prebuilt in starts:
-                        show(f"{order}, {caches} caches{'' if prebuilt else ', compiling'}: {number} of {reps}")
+                        show(f"{order}, {caches} caches{'' if prebuilt else ', compiling'}, start {number}")
                         answer = _in_new_process([*arguments, *more], Path(directory), prebuilt=prebuilt)
                         found.setdefault((order, caches, prebuilt), []).append(answer)
     return [
@@ -174,10 +173,13 @@ def _importing(caches: Sequence[Path]) -> Generator[list[subprocess.Popen[str]]]
                 worker.kill()
 
 
-def _start(worker: subprocess.Popen[str], job: Job) -> dict[str, Any]:
-    """Load the model and answer once. Raises StartupError."""
+def _start(worker: subprocess.Popen[str], job: Job, name: str, show: Callable[[str], None]) -> dict[str, Any]:
+    """Load the model and answer once. show: told when that begins, and how long it took. Raises StartupError."""
+    show(name)
     order = {"options": dict(job.options), "prompt": list(job.prompt), "tokens": _ANSWER_TOKENS}
-    return _answer_of(worker, json.dumps(order) + "\n")
+    found = _answer_of(worker, json.dumps(order) + "\n")
+    show(f"{name}: loading {found['load_s']:.2f} s, first answer {found['first_answer_s']:.2f} s")
+    return found
 
 
 def _in_new_process(arguments: Sequence[str], caches: Path, *, prebuilt: bool = True) -> dict[str, Any]:

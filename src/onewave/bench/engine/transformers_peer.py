@@ -65,7 +65,7 @@ def measure_transformers_prompts(
             cache: Any = StaticCache(config=model.config, max_cache_len=tokens + 1)
             samples: list[tuple[float, float, float]] = []
             for repetition in range(unmeasured + reps):
-                show(f"{tokens} tokens, {name}: {repetition + 1} of {unmeasured + reps}")
+                show(f"{batch} x {tokens} tokens, {name}: {repetition + 1} of {unmeasured + reps}")
                 prompts = prompts_of(Case(batch, tokens, 1, ""), model.config.vocab_size, repetition)
                 cache.reset()
                 samples.append(_first_tokens(run, prompts, cache, device))

@@ -138,13 +138,15 @@ def measure_wave(
     *,
     reps: int,
     stream: WeightStream | None = None,
+    show: Callable[[str], None] = lambda text: None,
     report: Callable[[str], None] = lambda text: None,
+    measured: Callable[[WaveResult], None] = lambda result: None,
 ) -> tuple[list[WaveResult], Trace | None]:
     """Time one decode step on every path, as replays of CUDA graphs.
 
     stream: where the model's matrices lie, for this batch; plain operators then get copies of them as 16-bit values.
-    report: called with the reason where torch.compile makes no step. Raises UnsupportedError where the wave
-    does not run, ShapeError for another page size.
+    show: told what runs; measured: each result as it is there; report: the reason where torch.compile makes no step.
+    Raises UnsupportedError where the wave does not run, ShapeError for another page size.
     """
     batch, context, page = case.batch, case.context, case.page
     reason = unsupported_because(model.config, batch)
@@ -155,10 +157,11 @@ def measure_wave(
         raise UnsupportedError("bench wave", got="a cache in 8 bits", allowed="without a page size and torch.compile")
     if context >= model.max_model_len:
         raise UnsupportedError("context", got=str(context), allowed=f"below {model.max_model_len}")
+    stage = f"batch {batch}, context {context}"
+    show(f"{stage}: self-check")
     wave = DecodeWave(model, batch=batch, stream=stream)
     difference = self_check(model, wave, batch)
     wave.wave.check()
-    other = unpacked(model)
     config, device = model.config, model.device
     capacity = context + 1 if page is None else (context // page + 1) * page
     new_cache = model.new_row_cache if in_bytes else model.new_cache
@@ -178,24 +181,30 @@ def measure_wave(
     def step() -> Tensor:
         return wave.wave.decode(tokens, positions, slots, logits)
 
-    def timed(name: str, call: Callable[[], Tensor], **more: Any) -> WaveResult:
+    results: list[WaveResult] = []
+
+    def timed(name: str, call: Callable[[], Tensor], **more: Any) -> None:
+        show(f"{stage}: {name}")
         step_bytes = decode_weight_bytes(model.weights, unpacked=not name.startswith("wave"), stream=stream) + kv_bytes
         seconds = time_calls([call], device, reps=reps)
         named = None if weight_format is None else weight_format.name
-        return WaveResult(name, batch, context, seconds, step_bytes, weights=named, kv_dtype=kv_name, **more)
+        results.append(WaveResult(name, batch, context, seconds, step_bytes, weights=named, kv_dtype=kv_name, **more))
+        measured(results[-1])
 
     wave.bind_cache(kv)
     plain = Batch.decode(tokens, positions, slots)
-    results = [
-        timed("wave", step, difference=difference, hops=hops),
-        timed("graph", lambda: other.forward(plain, kv)),
-    ]
+    timed("wave", step, difference=difference, hops=hops)
+    # Only now: what the other paths need is unpacked, and their kernels are compiled, behind the wave's figure.
+    show(f"{stage}: unpacking the matrices")
+    other = unpacked(model)
+    timed("graph", lambda: other.forward(plain, kv))
     if case.compiled:
         try:
+            show(f"{stage}: torch.compile compiles")
             their_step = compiled_step(other, kv, context)
             expected = other.forward(plain, kv)
             difference = float((their_step(tokens, positions) - expected).abs().max() / expected.abs().max())
-            results.append(timed("torch.compile", lambda: their_step(tokens, positions), difference=difference))
+            timed("torch.compile", lambda: their_step(tokens, positions), difference=difference)
         except Exception as error:  # whatever a compiler may raise; the other paths' figures stay
             report(f"torch.compile: no step, {type(error).__name__}: {str(error)[:200]}".splitlines()[0])
     traced = traced_step(wave, tokens, positions, slots, logits) if case.traced else None
@@ -204,7 +213,7 @@ def measure_wave(
         wave.bind_cache(in_pages(kv, page))
         if not torch.equal(step(), expected):
             raise ModelError("bench wave", got="other bits from a paged cache than from a plain one")
-        results.append(timed("wave, pages", step, page=page, hops=hops))
+        timed("wave, pages", step, page=page, hops=hops)
     torch.cuda.synchronize(device)
     wave.wave.check()
     return results, traced

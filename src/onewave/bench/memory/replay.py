@@ -64,8 +64,8 @@ def replay_all(
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in makers}
     held: dict[str, tuple[int | None, int | None, int | None]] = {}
     for repetition in range(reps):
+        show(f"replaying through {', '.join(makers)}: {repetition + 1} of {reps}")
         for name, make in makers.items():
-            show(f"{name}: {repetition + 1} of {reps}")
             peer = make()
             calls = [peer.raw_calls()]
             seconds: list[float] = []

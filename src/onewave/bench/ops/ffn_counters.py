@@ -7,7 +7,7 @@ The parent (`count_ffn`) runs this module under ncu; there `main` makes every ar
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,17 @@ class CountedFFN:
 
 
 def count_ffn(
-    shapes: Sequence[FFNShape], device: torch.device, dtype: torch.dtype, *, reps: int = 1
+    shapes: Sequence[FFNShape],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    reps: int = 1,
+    show: Callable[[str], None] = lambda text: None,
 ) -> list[CountedFFN]:
-    """Counters of every arrangement on every shape. Raises UnsupportedError without a GPU or ncu."""
+    """Counters of every arrangement on every shape. show: told what runs.
+
+    Raises UnsupportedError without a GPU or ncu.
+    """
     check_gpu(device)
     with tempfile.TemporaryDirectory() as folder:
         names = Path(folder, "names.json")
@@ -73,7 +81,7 @@ def count_ffn(
             "reps": reps,
             "names": str(names),
         }
-        found = collect(__name__, [json.dumps(asked)])
+        found = collect(__name__, [json.dumps(asked)], show=show)
         ran: list[list[str]] = json.loads(names.read_text()) if names.exists() else []
     if len(found) != reps * sum(map(len, ran)) or len(ran) != len(shapes):
         got = f"{len(found)} counted ranges of {reps * sum(map(len, ran))}"

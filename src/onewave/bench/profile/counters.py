@@ -11,7 +11,7 @@ import torch
 from onewave.base.errors import UnsupportedError
 from onewave.bench.clock import recorded
 from onewave.bench.counters import Counters, collect, counted
-from onewave.bench.profile.measure import PromptOperands, load_step, step_of
+from onewave.bench.profile.measure import PromptOperands, blank_step, step_of
 from onewave.models.config.read import find_config
 from onewave.models.profile import DECODE, PREFILL, STEP, Part, parts
 
@@ -30,12 +30,12 @@ class Counted:
     weights: str
 
 
-def count(asked: Counted) -> dict[tuple[str, int, str], Counters]:
+def count(asked: Counted, *, show: Callable[[str], None] = lambda text: None) -> dict[tuple[str, int, str], Counters]:
     """Count by phase, rows and part: a layer of each part of a prompt, and whole decode steps as STEP.
 
-    Raises UnsupportedError without ncu, and for a step that does not run as one wave.
+    show: told what runs. Raises UnsupportedError without ncu, and for a step that does not run as one wave.
     """
-    found = collect(__name__, [json.dumps(asdict(asked))])
+    found = collect(__name__, [json.dumps(asdict(asked))], show=show)
     names = [(PREFILL, tokens, part.name) for tokens in asked.tokens for part in _parts(asked.model, tokens)]
     names += [(DECODE, batch, STEP) for batch in asked.batches]
     if len(found) != len(names):
@@ -66,7 +66,8 @@ def main(asked: Counted) -> None:
             once(operands.calls(part)[0])
             torch.cuda.empty_cache()
     for batch in asked.batches:
-        made = load_step(asked.model, config, batch, asked.context, asked.weights, device)
+        # Bytes and hits are those of any weights; ncu runs all this once for each pass.
+        made = blank_step(asked.model, config, batch, asked.context, asked.weights, device)
         if made is None:
             raise UnsupportedError("--counters", got=f"{asked.model}, {batch} at once", allowed="steps of one wave")
         wave, step = step_of(made, batch, asked.context)

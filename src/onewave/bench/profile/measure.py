@@ -13,9 +13,11 @@ from onewave.base.weight_formats import find_format
 from onewave.bench.clock import recorded, time_calls
 from onewave.bench.energy import BoardEnergy, measure_energy
 from onewave.bench.engine.wave import traced_step
+from onewave.engine.load.load import warm_up
 from onewave.engine.load.options import LoadOptions
+from onewave.engine.load.sketches import sketch
 from onewave.engine.load.streamed import StreamedModel
-from onewave.engine.load.wave import load_streamed
+from onewave.engine.load.wave import load_streamed, program_of
 from onewave.engine.wave_decode import unsuited
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.decode_wave import DecodeWave
@@ -27,6 +29,7 @@ from onewave.ops.linear.choose import LinearCall, product_of_tile
 from onewave.ops.linear.hopper.launch import run
 from onewave.ops.rms_norm import add_rms_norm
 from onewave.tiles.sim.fit import stage_spans
+from onewave.wave.weights.pack import WeightStream
 from onewave.weights.fetch.sources import builtin_names, resolve
 
 # More than the L2 cache holds, so that no call finds its weights there.
@@ -130,11 +133,28 @@ def load_step(
     """
     if not runs_as_wave(model, config, batch, device):
         return None
-    how = LoadOptions(
+    how = _options(batch, context, weights, device)
+    location = resolve(model, Settings.from_env(), load_format="dummy")
+    with warm_up("wave", config, how) as warm:
+        return load_streamed(location, config, warm)
+
+
+def blank_step(
+    model: str, config: ModelConfig, batch: int, context: int, weights: str, device: torch.device
+) -> StreamedModel | None:
+    """What load_step returns, but with weights that are all zero: for what does not depend on them, in no time."""
+    if not runs_as_wave(model, config, batch, device):
+        return None
+    how = _options(batch, context, weights, device)
+    stream = WeightStream(program_of(config, how), how.dtype, device, how.weight_format)
+    return StreamedModel(sketch(config, stream, max_model_len=how.positions(config)), stream)
+
+
+def _options(batch: int, context: int, weights: str, device: torch.device) -> LoadOptions:
+    return LoadOptions(
         dtype=torch.bfloat16, device=device, max_num_seqs=batch, max_model_len=max(context + 1, 64),
         load_format="dummy", weight_format=find_format(weights),
     )  # fmt: skip
-    return load_streamed(resolve(model, Settings.from_env(), load_format="dummy"), config, how)
 
 
 @dataclass(frozen=True)

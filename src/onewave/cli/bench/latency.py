@@ -11,8 +11,17 @@ import typer
 from onewave.base.errors import CapacityError, OnewaveError
 from onewave.base.settings import Settings
 from onewave.cli import options
-from onewave.cli.bench.report import Reps, Results, Warmup, ceiling_line, name_of, numbers, show_status
-from onewave.cli.session import open_llm
+from onewave.cli.bench.report import (
+    Reps,
+    Results,
+    Rows,
+    Warmup,
+    ceiling_line,
+    name_of,
+    numbers,
+    open_llm,
+    show_status,
+)
 
 if TYPE_CHECKING:
     from onewave.bench.ceilings import Ceiling
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
 
 # What takes longer on a CPU is announced.
 _LONG_S = 10.0
-_ROW = "{:<14}{:<15}{:>5}{:>20}{:>10}{:>8}{:>12}"
+_COLUMNS = ("test", "decoding", "batch", "t/s", "ms/token", "GB/s", "of ceiling")
 
 
 def latency(
@@ -51,6 +60,8 @@ def latency(
     tests = cases(batches, *lengths)
     llm: LLM | None = None
     ceiling: Ceiling | None = None
+    rows: Rows | None = None
+    threads = Settings.from_env().num_threads
     results: list[Result] = []
     load_seconds: dict[int, float] = {}
     failed: OnewaveError | None = None
@@ -61,7 +72,7 @@ def latency(
                 "max_model_len": max_model_len,
                 "enforce_eager": enforce_eager,
             }
-            opened = open_llm(**vars(asked), **more, max_num_seqs=size, enable_prefix_caching=False)
+            opened = open_llm(asked, **more, max_num_seqs=size, enable_prefix_caching=False)
             llm, load_seconds[size] = opened.llm, opened.load_seconds
             own = [case for case in tests if case.batch_size == size]
             if ceiling is None:
@@ -70,9 +81,8 @@ def latency(
                 if llm.device.type == "cpu":
                     _announce(expected_seconds(llm, tests, repetitions=warmup + reps))
             for result in measure(llm, own, reps=reps, warmup=warmup, ceiling=ceiling, show=show_status):
-                show_status("")
-                if not out.as_json:
-                    _print_row(llm, result, first=not results)
+                rows = rows or Rows(out, llm.device, _title(llm), *_COLUMNS, left=2)
+                rows.add(_cells(result), [measurement(result, llm, threads=threads)])
                 results.append(result)
         except (OnewaveError, RuntimeError, MemoryError) as error:
             if not isinstance(error, OnewaveError) and not is_out_of_memory(error):
@@ -85,11 +95,10 @@ def latency(
         raise failed
     assert llm is not None
     assert ceiling is not None
-    threads = Settings.from_env().num_threads
-    citations = out.record((measurement(result, llm, threads=threads) for result in results), llm.device)
+    assert rows is not None
     loaded = ", ".join(f"{seconds:.2f} s" for seconds in load_seconds.values())
     note = f"{ceiling_line(ceiling)}; model loaded in {loaded}"
-    out.show(_facts(llm, load_seconds, ceiling, results), citations, note)
+    rows.finish(_facts(llm, load_seconds, ceiling, results), note)
     if failed is not None:
         raise failed
 
@@ -101,23 +110,23 @@ def _announce(seconds: float) -> None:
         print(f"up to {span} on this CPU; {hint}", file=sys.stderr, flush=True)
 
 
-def _print_row(llm: LLM, result: Result, *, first: bool) -> None:
+def _title(llm: LLM) -> str:
+    weights = "" if llm.quantization is None else f", {llm.quantization} weights"
+    return f"{llm.name}, {name_of(llm.dtype)}{weights} on {llm.device}"
+
+
+def _cells(result: Result) -> tuple[str, ...]:
     case, rate, share = result.case, result.gigabytes_per_second, result.ceiling_share
-    if first:
-        weights = "" if llm.quantization is None else f", {llm.quantization} weights"
-        print(f"{llm.name}, {name_of(llm.dtype)}{weights} on {llm.device}")
-        print(_ROW.format("test", "decoding", "batch", "t/s", "ms/token", "GB/s", "of ceiling"))
     tokens = case.prompt * case.batch_size if case.is_prefill else 1
-    cells = (
+    return (
         case.name,
         "-" if case.is_prefill else result.decode_path + (", compact" if result.compact else ""),
-        case.batch_size,
+        str(case.batch_size),
         f"{result.tokens_per_second.mean:.2f} ± {result.tokens_per_second.sd:.2f}",
         f"{result.step_ms.p50 / tokens:.3f}",
         "-" if rate is None else f"{rate:.1f}",
         "-" if share is None else f"{share:.1%}",
     )
-    print(_ROW.format(*cells), flush=True)
 
 
 def _facts(llm: LLM, load_seconds: dict[int, float], ceiling: Ceiling, results: list[Result]) -> dict[str, Any]:

@@ -8,9 +8,7 @@ import typer
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.cli import options
-from onewave.cli.bench.report import Reps, Results, make_current, show_status
-from onewave.cli.output import table
-from onewave.cli.session import open_llm
+from onewave.cli.bench.report import Reps, Results, Rows, make_current, open_llm, show_status
 
 
 def memory(
@@ -43,7 +41,7 @@ def memory(
     else:
         from onewave.bench.memory.record import record_serving
 
-        with open_llm(**vars(asked), max_model_len=max_model_len).llm as llm:
+        with open_llm(asked, max_model_len=max_model_len).llm as llm:
             show_status("serving")
             replayed = record_serving(llm, num_requests=requests)
         if record is not None:
@@ -53,17 +51,19 @@ def memory(
     title = (
         f"{replayed.source or trace}: {count} blocks of {replayed.device}, {peak / 2**20:.1f} MiB at once, on {where}"
     )
-    rows = table(title, "allocator", "reserved MiB", "unused at peak", "calls", "again", "us a block", "again", left=1)
+    columns = ("allocator", "reserved MiB", "unused at peak", "calls", "again", "us a block", "again")
+    rows = Rows(out, where, title, *columns)
     for result in results:
         first, again = result.us_first, result.us_again
-        rows.add_row(
+        cells = (
             result.allocator,
             "-" if result.reserved_bytes is None else f"{result.reserved_bytes / 2**20:.1f}",
             "-" if result.fragmentation is None else f"{result.fragmentation:.1%}",
             *("-" if calls is None else str(calls) for calls in (result.calls_first, result.calls_again)),
             *("-" if us is None else f"{us.p50:.2f} ± {us.sd:.2f}" for us in (first, again)),
         )
-    lines = [line for result in results if (line := result.measurement(replayed)) is not None]
+        line = result.measurement(replayed)
+        rows.add(cells, [] if line is None else [line])
     facts = {"trace": replayed.source, "device": str(where), "allocations": count, "peak_bytes": peak}
     facts |= {"results": [asdict(result) | {"fragmentation": result.fragmentation} for result in results]}
-    out.show(facts, out.record(lines, where), rows)
+    rows.finish(facts)

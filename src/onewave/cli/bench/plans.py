@@ -14,13 +14,11 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import find_format
 from onewave.cli import options
-from onewave.cli.bench.report import Results, ceiling_line, make_current, name_of, numbers, show_status
-from onewave.cli.output import table, write_file
+from onewave.cli.bench.report import Results, Rows, ceiling_line, make_current, name_of, numbers, show_status
+from onewave.cli.output import write_file
 from onewave.cli.tiles.options import plan_and_config
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from onewave.bench.engine.wave import WaveResult
     from onewave.models.config.model_config import ModelConfig
     from onewave.models.step_plan import StepPlan
@@ -123,7 +121,10 @@ def _time_plans(
     facts: dict[str, Any] = {"model": location.name, "ceiling_gb_s": ceiling.value, "steps": steps}
     facts["rank_correlation"] = correlation
     title = f"{location.name}, {first.batch} at once, {first.weights} weights, {context} tokens before, on {where}"
-    out.show(facts, out.record(records, where), _table(title, results), ceiling_line(ceiling, 0), *notes)
+    rows = Rows(out, where, title, "plan", "ms/token", "predicted ms", "x own", "bits", "self-check")
+    for result, record in zip(results, records, strict=True):
+        rows.add(_cells(result, results[0].seconds.p50), [record])
+    rows.finish(facts, ceiling_line(ceiling, 0), *notes)
 
 
 def _plans_in(directory: Path | None) -> list[Path]:
@@ -153,17 +154,13 @@ def _read(files: list[Path]) -> tuple[dict[str, StepPlan], ModelConfig]:
     return read, config
 
 
-def _table(title: str, results: list[WaveResult]) -> Table:
-    rows = table(title, "plan", "ms/token", "predicted ms", "x own", "bits", "self-check")
-    own = results[0].seconds.p50
-    for result in results:
-        predicted, check = result.predicted or 0.0, result.difference or 0.0
-        rows.add_row(
-            result.plan,
-            f"{result.seconds.p50 * 1e3:.4f} ± {result.seconds.sd * 1e3:.4f}",
-            f"{predicted * 1e3:.4f}",
-            f"{result.seconds.p50 / own:.4f}",
-            "the same" if result.same_bits else "others",
-            f"{check:.2%}",
-        )
-    return rows
+def _cells(result: WaveResult, own: float) -> tuple[str, ...]:
+    predicted, check = result.predicted or 0.0, result.difference or 0.0
+    return (
+        result.plan or "",
+        f"{result.seconds.p50 * 1e3:.4f} ± {result.seconds.sd * 1e3:.4f}",
+        f"{predicted * 1e3:.4f}",
+        f"{result.seconds.p50 / own:.4f}",
+        "the same" if result.same_bits else "others",
+        f"{check:.2%}",
+    )

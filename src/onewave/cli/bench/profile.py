@@ -13,7 +13,7 @@ import typer
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.cli import options
-from onewave.cli.bench.report import numbers, show_status
+from onewave.cli.bench.report import numbers, show_progress, show_status
 from onewave.cli.output import amount, percent, show, table, write_file
 from onewave.cli.tiles.options import WeightFormat, weight_bytes_of
 
@@ -128,17 +128,20 @@ def profile(
     cases = [(PREFILL, rows, 0) for rows in prompts] + [(DECODE, rows, context) for rows in batches]
     # First, as they may be refused.
     counted = _counted(model, config, device, cases, weight_format) if counters and device is not None else {}
-    measured = {} if device is None else _measured(model, config, device, cases, weight_format, reps, energy)
+    title = f"{model} on {known.name}, {'measured' if device is not None else 'PREDICTED, not measured'}"
     rows: list[Row] = []
-    for phase, rows_of, before in cases:
-        show_status(f"predicting {phase} of {rows_of}")
-        predicted = predictor.seconds(phase, rows_of, before)
+    for case in cases:
+        phase, rows_of, before = case
+        found = None if device is None else _measured(model, config, device, case, weight_format, reps, energy)
+        show_progress(f"predicting {phase} of {rows_of}")
+        predicted, shown = predictor.seconds(phase, rows_of, before), len(rows)
         for part in parts(config, phase, rows_of, before, weight_bytes=2 if phase == PREFILL else width):
-            found = measured.get((phase, rows_of))
             seconds, guess = None if found is None else found.seconds.get(part.name), predicted.get(part.name, 0.0)
             spent = found.energy if found is not None and part.name == STEP else None
             read = counted.get((phase, rows_of, part.name))
             rows.append(Row(part, guess, seconds, read, spent, verdict(part, seconds or guess or 1e-9, known)))
+        if device is not None and not as_json:
+            show(_table(f"{title}, {phase} of {rows_of}", rows[shown:]))
     if roofline is not None:
         from onewave.models.roofline import roofline as drawn
 
@@ -158,9 +161,9 @@ def profile(
     if as_json:
         print(json.dumps(facts))
         return
-    title = f"{model} on {known.name}, {'measured' if device is not None else 'PREDICTED, not measured'}"
+    whole = [_table(title, rows)] if device is None else []
     extra = [_stairs_table(config, stairs)] if stairs else []
-    show(_table(title, rows), _ffn_table(facts["ffn"], known), *extra, *told)
+    show(*whole, _ffn_table(facts["ffn"], known), *extra, *told)
 
 
 def _device() -> torch.device | None:
@@ -198,33 +201,40 @@ def _counted(
     tokens = [rows for phase, rows, _ in cases if phase == PREFILL]
     steps = [rows for phase, rows, _ in cases if phase == DECODE and runs_as_wave(model, config, rows, device)]
     before = max((context for _, _, context in cases), default=0)
-    return count(Counted(model, tokens, steps, before, weight_format)) if tokens or steps else {}
+    return count(Counted(model, tokens, steps, before, weight_format), show=show_status) if tokens or steps else {}
 
 
 def _measured(
     model: str,
     config: ModelConfig,
     device: torch.device,
-    cases: list[tuple[str, int, int]],
+    case: tuple[str, int, int],
     weight_format: str,
     reps: int,
     energy: bool,
-) -> dict[tuple[str, int], MeasuredStep]:
+) -> MeasuredStep | None:
+    """Measure a prompt or a step; None for one that does not run as one wave."""
     import torch
 
     from onewave.bench.profile.measure import MeasuredStep, load_step, measure_decode, measure_prompt
+    from onewave.engine.load.stopwatch import phases_told
     from onewave.models.profile import PREFILL
 
-    torch.cuda.set_device(device)
-    found: dict[tuple[str, int], MeasuredStep] = {}
-    for phase, rows, context in cases:
+    phase, rows, context = case
+    if phase == PREFILL:
+        torch.cuda.set_device(device)
         show_status(f"measuring {phase} of {rows}")
-        if phase == PREFILL:
-            found[phase, rows] = MeasuredStep(measure_prompt(config, rows, device, reps=reps), None)
-        elif made := load_step(model, config, rows, context, weight_format, device):
-            found[phase, rows] = measure_decode(made, rows, context, reps=reps, energy=energy)
-            del made
-        torch.cuda.empty_cache()
+        return MeasuredStep(measure_prompt(config, rows, device, reps=reps), None)
+    show_status(f"loading for {phase} of {rows}")
+    with phases_told(show_status):
+        made = load_step(model, config, rows, context, weight_format, device)
+    if made is None:
+        return None
+    torch.cuda.set_device(device)
+    show_status(f"measuring {phase} of {rows}")
+    found = measure_decode(made, rows, context, reps=reps, energy=energy)
+    del made
+    torch.cuda.empty_cache()
     return found
 
 

@@ -10,16 +10,15 @@ import typer
 
 from onewave.base.settings import Settings
 from onewave.cli import options
-from onewave.cli.bench.report import Reps, Results, Warmup, gpu_for, name_of, numbers, show_status
-from onewave.cli.output import table
-from onewave.cli.session import open_llm
+from onewave.cli.bench.report import Reps, Results, Rows, Warmup, gpu_for, name_of, numbers, open_llm, show_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from onewave.bench.engine.beside import GapResult
     from onewave.bench.engine.prompt import PromptResult
 
-_ROW = "{:<22} {:>5} {:>7} {:>16} {:>9} {:>9} {:>12} {:>9}"
+_COLUMNS = ("attention", "batch", "tokens", "ms", "GPU ms", "host ms", "x onewave's", "alone ms")
 
 
 def prompt(
@@ -60,7 +59,7 @@ def prompt(
         "max_model_len": max(lengths) + 1,
         "max_num_seqs": max(batches),
     }
-    llm = open_llm(**vars(asked), **more, enable_prefix_caching=False).llm
+    llm = open_llm(asked, **more, enable_prefix_caching=False).llm
     sizes, notes = list(product(batches, lengths)), list[str]()
     own = measure_prompts(llm, sizes, reps=reps, warmup=warmup, show=show_status, note=notes.append)
 
@@ -71,43 +70,38 @@ def prompt(
         yield from measure_transformers_prompts(model, sizes, reps=reps, warmup=warmup, show=show_status)
 
     results: list[PromptResult] = []
-    citations: list[str] = []
+    rows = Rows(out, llm.device, f"{llm.name}, {name_of(llm.dtype)} on {llm.device}, first tokens", *_COLUMNS)
     ours: dict[tuple[int, int], float] = {}
     # Each as it is measured: a peer that compiles takes minutes.
     for result in chain(own, peers() if peer else ()):
         size, seconds = (result.batch, result.tokens), result.seconds
         ours.setdefault(size, seconds.p50)
         results.append(result)
-        citations += out.record([result.measurement(llm)], llm.device)
-        if out.as_json:
-            continue
-        show_status("")
-        if len(results) == 1:
-            print(f"{llm.name}, {name_of(llm.dtype)} on {llm.device}, first tokens")
-            print(_ROW.format("attention", "batch", "tokens", "ms", "GPU ms", "host ms", "x onewave's", "alone ms"))
         times = f"{seconds.p50 * 1e3:.2f} ± {seconds.sd * 1e3:.2f}"
         parts = f"{result.gpu * 1e3:.2f}", f"{result.host * 1e3:.2f}", f"{seconds.p50 / ours[size]:.3f}"
         alone = "-" if result.alone is None else f"{result.alone * 1e3:.2f}"
-        print(_ROW.format(result.attention, *size, times, *parts, alone), flush=True)
+        rows.add((result.attention, *map(str, size), times, *parts, alone), [result.measurement(llm)])
     facts = {"model": llm.name, "results": [asdict(result) for result in results], "notes": notes}
-    out.show(facts, citations, *notes)
+    rows.finish(facts, *notes)
 
 
 def _show_gaps(asked: options.ModelOptions, lengths: list[int], *, reps: int, warmup: int, out: Results) -> None:
     from onewave.bench.engine.beside import STREAM_PROMPT, measure_gaps, stream_tokens
 
     longest = max(*lengths, STREAM_PROMPT + stream_tokens(max(lengths)))
-    llm = open_llm(**vars(asked), max_model_len=longest + 1, max_num_seqs=2, enable_prefix_caching=False).llm
-    results = list(measure_gaps(llm, lengths, reps=reps, warmup=warmup, show=show_status))
+    llm = open_llm(asked, max_model_len=longest + 1, max_num_seqs=2, enable_prefix_caching=False).llm
+    results: list[GapResult] = []
     title = f"{llm.name}, {name_of(llm.dtype)} on {llm.device}, a stream beside a prompt"
-    rows = table(title, "prompt tokens", "longest gap ms", "without a prompt ms", "first token ms", "same tokens")
-    for result in results:
-        rows.add_row(
+    columns = ("prompt tokens", "longest gap ms", "without a prompt ms", "first token ms", "same tokens")
+    rows = Rows(out, llm.device, title, *columns)
+    for result in measure_gaps(llm, lengths, reps=reps, warmup=warmup, show=show_status):
+        results.append(result)
+        cells = (
             str(result.tokens),
             f"{result.gap.p50 * 1e3:.2f} ± {result.gap.sd * 1e3:.2f}",
             f"{result.alone.p50 * 1e3:.2f}",
             f"{result.first.p50 * 1e3:.2f}",
             "yes" if result.same_tokens else "NO",
         )
-    citations = out.record((result.measurement(llm) for result in results), llm.device)
-    out.show({"model": llm.name, "results": [asdict(result) for result in results]}, citations, rows)
+        rows.add(cells, [result.measurement(llm)])
+    rows.finish({"model": llm.name, "results": [asdict(result) for result in results]})

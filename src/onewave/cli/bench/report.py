@@ -1,23 +1,31 @@
-"""What the bench commands share: their options, saying what runs, the ledger, and how results are shown."""
+"""What the bench commands share: their options, saying what runs, the ledger, and how results are shown.
+
+A command that is killed has said what it was at: each stage is a line on stderr as it begins (`show_status`), each row
+is printed, and its ledger lines are appended, as it is measured (`Rows`).
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
+import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError, UnsupportedError, shown
 from onewave.base.settings import Settings
-from onewave.cli import options
+from onewave.cli import options, session
 from onewave.cli.output import show
+from onewave.engine.load.stopwatch import phases_told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -27,6 +35,11 @@ if TYPE_CHECKING:
     from onewave.bench.ledger import Measurement
 
 Reps = Annotated[int, typer.Option("--reps", min=1, help="Measured repetitions.")]
+# Behind a stage: which repetition of it runs.
+_REPETITION = re.compile(r"[:,]? (repetition )?\d+ of \d+$")
+# Columns on the left are at least as wide as most of what stands in them, others as most numbers.
+_LEFT_WIDTH, _WIDTH = 22, 8
+
 Warmup = Annotated[int, typer.Option("--warmup", min=0, help="Repetitions before that.")]
 
 
@@ -54,18 +67,96 @@ class Results:
 
     def show(self, facts: dict[str, Any], citations: list[str], *parts: Table | str) -> None:
         """Print JSON with the citations, or tables and lines, the citations last."""
-        show_status("")
+        _clear_status()
         if self.as_json:
             print(json.dumps(facts | {"ledger": citations}))
         else:
             show(*parts, *citations)
 
 
+class Rows:
+    """A table on stdout that grows: a row is printed and its lines are appended to the ledger as it is measured.
+
+    The first row decides how wide columns are, the first `left` of which are on the left. device: where it is measured.
+    With JSON nothing is printed before `finish`.
+    """
+
+    def __init__(self, out: Results, device: torch.device, title: str, *columns: str, left: int = 1) -> None:
+        self._out, self._device = out, device
+        self.head(title, *columns, left=left)
+        self._citations: list[str] = []
+        self._failed: OnewaveError | None = None
+
+    def head(self, title: str, *columns: str, left: int = 1) -> None:
+        """Begin another table with the next row."""
+        self._title, self._columns, self._left = title, columns, left
+        self._widths: list[int] = []
+
+    def add(self, cells: Sequence[str], lines: Iterable[Measurement] = ()) -> None:
+        """Print a row, whose last cells may be missing, and append its lines. One that can't be written goes to stderr,
+        and `finish` raises the error."""
+        if not self._out.as_json:
+            _clear_status()
+            if not self._widths:
+                self._begin(cells)
+            print(self._line(cells), flush=True)
+        try:
+            self._citations += self._out.record(lines, self._device)
+        except OnewaveError as error:
+            self._failed = self._failed or error
+
+    def finish(self, facts: dict[str, Any], *parts: Table | str) -> None:
+        """Print JSON, or what stands below the table. Raises the first error of the ledger."""
+        self._out.show(facts, self._citations, *parts)
+        if self._failed is not None:
+            raise self._failed
+
+    def _begin(self, cells: Sequence[str]) -> None:
+        for at, name in enumerate(self._columns):
+            cell = cells[at] if at < len(cells) else ""
+            self._widths.append(max(_LEFT_WIDTH if at < self._left else _WIDTH, len(name), len(cell)))
+        print(f"{self._title}\n{self._line(self._columns)}")
+
+    def _line(self, cells: Sequence[str]) -> str:
+        placed = (
+            f"{cell:<{width}}" if at < self._left else f"{cell:>{width}}"
+            for at, (cell, width) in enumerate(zip(cells, self._widths, strict=False))
+        )
+        return "  ".join(placed).rstrip()
+
+
 def show_status(text: str) -> None:
-    """Say on a terminal's stderr what is going on, over what was said before."""
+    """Say on stderr that a stage begins, and when: seconds since the command began. Its repetitions, "... 3 of 9", are
+    none of their own. On a terminal all is said, over what was said before."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text}")
+        show_progress(text)
+    else:
+        _say(_REPETITION.sub("", text))
+
+
+def show_progress(text: str) -> None:
+    """Say on a terminal's stderr how far a stage is, over what was said before."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K[{time.perf_counter() - session.STARTED:6.1f} s] {text}")
         sys.stderr.flush()
+
+
+@lru_cache(maxsize=1)  # a stage that goes on is said once
+def _say(stage: str) -> None:
+    print(f"[{time.perf_counter() - session.STARTED:6.1f} s] {stage}", file=sys.stderr, flush=True)
+
+
+def _clear_status() -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+def open_llm(asked: options.ModelOptions, **more: Any) -> session.Opened:
+    """Load a model, each phase of it a stage. Raises what session.open_llm raises."""
+    show_status(f"loading {asked.model}")
+    with phases_told(show_status):
+        return session.open_llm(**vars(asked), **more)
 
 
 def host_line(host_us: Mapping[str, float]) -> str:

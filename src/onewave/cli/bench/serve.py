@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +12,7 @@ import typer
 
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.cli import options
-from onewave.cli.bench.report import Results, host_line, numbers, show_status
-from onewave.cli.output import table
+from onewave.cli.bench.report import Results, Rows, host_line, numbers, show_status
 
 if TYPE_CHECKING:
     from onewave.bench.serve.client import Endpoint
@@ -93,24 +93,28 @@ def serve(
     workload = Workload(server.model or "", **vars(asked))
     if plot is not None and not plot.absolute().parent.is_dir():
         raise InvalidArgumentError("--plot", got=str(plot), allowed="a file in a directory that is there")
-    results = asyncio.run(_run(endpoint, workload, levels, load))
     where = choose_device(device)
-    title = (
-        f"{results[0].workload.model} at {server.url}, {asked.data}, {asked.input_len} in, {asked.output_len} out, ms"
-    )
-    rows = table(title, *_COLUMNS, left=2)
-    for result in results:
+    results: list[LevelResult] = []
+    rows: Rows | None = None
+    sizes = f"{asked.data}, {asked.input_len} in, {asked.output_len} out, ms"
+
+    def add(result: LevelResult) -> None:
+        nonlocal rows
+        results.append(result)
+        rows = rows or Rows(out, where, f"{result.workload.model} at {server.url}, {sizes}", *_COLUMNS, left=2)
         _add_rows(rows, result)
-    citations = out.record((line for result in results for line in result.measurements()), where)
+
+    asyncio.run(_run(endpoint, workload, levels, load, add))
+    assert rows is not None
     notes = [f"{one.level.name}: {host_line(one.host_us)}" for one in results if one.host_us]
     notes += [f"failed: {answer.error}" for result in results for answer in result.answers if answer.error][:3]
     if plot is not None:
         from onewave.bench.serve.plot import picture
 
-        plot.write_text(picture(results, title))
+        plot.write_text(picture(results, f"{results[0].workload.model} at {server.url}, {sizes}"))
         notes.append(f"drawn: {plot}")
     facts = {"model": results[0].workload.model, "url": server.url, **vars(asked)}
-    out.show(facts | {"results": [_facts(result) for result in results]}, citations, rows, *notes)
+    rows.finish(facts | {"results": [_facts(result) for result in results]}, *notes)
 
 
 def _levels(load: _Load, make: type[Level]) -> list[Level]:
@@ -125,7 +129,9 @@ def _levels(load: _Load, make: type[Level]) -> list[Level]:
     return [make(rate=rate) for rate in rates]
 
 
-async def _run(endpoint: Endpoint, workload: Workload, levels: list[Level], load: _Load) -> list[LevelResult]:
+async def _run(
+    endpoint: Endpoint, workload: Workload, levels: list[Level], load: _Load, add: Callable[[LevelResult], None]
+) -> None:
     from dataclasses import replace
 
     from onewave.bench.serve.load import Level, Limits, run_level
@@ -134,24 +140,23 @@ async def _run(endpoint: Endpoint, workload: Workload, levels: list[Level], load
         found = await endpoint.get("/v1/models")
         workload = replace(workload, model=str(found["data"][0]["id"]))
     limits = Limits(*(None if ms is None else ms / 1e3 for ms in (load.slo_first, load.slo_token, load.slo_whole)))
-    results: list[LevelResult] = []
     for level in levels:
+        show_status(f"{level.name}: warming up")
         # The first requests of a server compile kernels and capture graphs, others for other numbers of requests.
         clients = level.clients or 1
         other = replace(workload, seed=~workload.seed)
         await run_level(endpoint, other, Level(clients=clients), count=2 * clients, limits=limits)
         count = load.conversations or (64 if level.rate is not None else 8 * (level.clients or 1))
-        results.append(await run_level(endpoint, workload, level, count=count, limits=limits, show=show_status))
-    return results
+        add(await run_level(endpoint, workload, level, count=count, limits=limits, show=show_status))
 
 
-def _add_rows(rows: Any, result: LevelResult) -> None:
+def _add_rows(rows: Rows, result: LevelResult) -> None:
     from onewave.bench.serve.load import percentile
 
     for metric, samples in result.samples().items():
         first = metric == "ttft"
         share = result.cached_share
-        rows.add_row(
+        cells = (
             result.level.name if first else "",
             metric,
             *(f"{percentile(samples, at):.2f}" for at in (50, 90, 99)),
@@ -161,6 +166,7 @@ def _add_rows(rows: Any, result: LevelResult) -> None:
             str(len(result.answers) - len(result.done)) if first else "",
             ("-" if share is None else f"{share:.0%}") if first else "",
         )
+        rows.add(cells, result.measurements() if first else ())
 
 
 def _facts(result: LevelResult) -> dict[str, Any]:

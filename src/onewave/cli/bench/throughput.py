@@ -1,16 +1,17 @@
 """`onewave bench throughput`: many requests at once, without a server."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onewave.base.settings import Settings
 from onewave.cli import options
-from onewave.cli.bench.report import Reps, Results, Warmup, host_line, name_of, show_status
-from onewave.cli.output import table
-from onewave.cli.session import open_llm
+from onewave.cli.bench.report import Reps, Results, Rows, Warmup, host_line, name_of, open_llm, show_status
 from onewave.weights.fetch.sources import resolve
+
+if TYPE_CHECKING:
+    from onewave.bench.engine.throughput import Throughput
 
 
 def throughput(
@@ -32,10 +33,10 @@ def throughput(
     from onewave.bench.engine.throughput import measure_throughput, measure_transformers
 
     case = Case(requests, input_len, output_len, f"{requests} requests")
-    opened = open_llm(**vars(asked), max_num_seqs=max_num_seqs, max_model_len=input_len + output_len)
+    opened = open_llm(asked, max_num_seqs=max_num_seqs, max_model_len=input_len + output_len)
     with opened.llm as llm:
         results = [measure_throughput(llm, case, reps=reps, warmup=warmup, show=show_status)]
-        facts = {"model": llm.name, "device": str(llm.device), "decode_path": llm.decode_path}
+        facts: dict[str, Any] = {"model": llm.name, "device": str(llm.device), "decode_path": llm.decode_path}
         where, dtype = llm.device, llm.dtype
         extra = {
             "dtype": name_of(dtype),
@@ -43,14 +44,13 @@ def throughput(
             "kv_cache_dtype": llm.kv_cache_dtype,
             "decode_path": llm.decode_path,
         }
-    if peer:
-        found = resolve(asked.model, Settings.from_env(), revision=asked.revision, load_format="dummy")
-        results.append(measure_transformers(found, (where, dtype), case, reps=reps, warmup=warmup, show=show_status))
     title = f"{facts['model']}, {name_of(dtype)} on {where}, {requests} requests, {input_len} in, {output_len} out"
-    rows = table(title, "engine", "together", "seconds", "requests/s", "generated tokens/s", "all tokens/s")
-    for result in results:
+    columns = ("engine", "together", "seconds", "requests/s", "generated tokens/s", "all tokens/s")
+    rows = Rows(out, where, title, *columns)
+
+    def add(result: Throughput, extra: dict[str, Any]) -> None:
         seconds = result.seconds
-        rows.add_row(
+        cells = (
             result.engine,
             "-" if result.together is None else str(result.together),
             f"{seconds.p50:.2f} ± {seconds.sd:.2f}",
@@ -58,10 +58,13 @@ def throughput(
             f"{result.tokens_per_second:.1f}",
             f"{requests * (input_len + output_len) / seconds.p50:.1f}",
         )
+        rows.add(cells, [result.measurement(facts["model"], extra)])
+
+    add(results[0], extra)
+    if peer:
+        found = resolve(asked.model, Settings.from_env(), revision=asked.revision, load_format="dummy")
+        results.append(measure_transformers(found, (where, dtype), case, reps=reps, warmup=warmup, show=show_status))
+        add(results[1], {"dtype": name_of(dtype)})
     shown = [asdict(result) | {"tokens_per_second": result.tokens_per_second} for result in results]
-    lines = [
-        result.measurement(facts["model"], extra if result is results[0] else {"dtype": name_of(dtype)})
-        for result in results
-    ]
     host = [host_line(results[0].host_us)] if results[0].host_us else []  # one token an answer takes no decode step
-    out.show(facts | {"results": shown}, out.record(lines, where), rows, *host)
+    rows.finish(facts | {"results": shown}, *host)

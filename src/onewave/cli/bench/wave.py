@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,19 +14,24 @@ from onewave.base.settings import Settings
 from onewave.base.weight_formats import WeightFormat, find_rounding
 from onewave.cli import options
 from onewave.cli.bench.plans import time_plans
-from onewave.cli.bench.report import Reps, Results, ceiling_line, make_current, name_of, numbers, show_status
-from onewave.cli.output import table, write_file
+from onewave.cli.bench.report import Reps, Results, Rows, ceiling_line, make_current, name_of, numbers, show_status
+from onewave.cli.output import write_file
 from onewave.cli.tiles.tables import timeline_table
 from onewave.engine.arguments import check_device, check_dtype, check_kv_cache_dtype
+from onewave.engine.load.stopwatch import phases_told
 from onewave.wave.plan.layout import PAGES
 from onewave.weights.fetch import sources
 
 if TYPE_CHECKING:
+    import torch
     from rich.table import Table
 
     from onewave.bench.ceilings import Ceiling
     from onewave.bench.engine.wave import WaveResult
+    from onewave.engine.load.options import LoadOptions
+    from onewave.models.config.model_config import ModelConfig
     from onewave.models.llama import Llama
+    from onewave.wave.weights.pack import WeightStream
 
 
 def wave(
@@ -98,7 +104,7 @@ def wave(
     batches, contexts = numbers("--batch-size", batch_size, 1), numbers("--context", context)
     chosen = "dummy" if dummy else load_format
     from onewave.bench.ceilings import read_bandwidth
-    from onewave.bench.engine.random_codes import Q4_K_M, q4_k_m, random_codes
+    from onewave.bench.engine.random_codes import Q4_K_M, q4_k_m
     from onewave.bench.engine.wave import WaveCase, keep_in, measure_wave
     from onewave.engine.load.checkpoint import load_model
     from onewave.engine.load.choices import (
@@ -108,8 +114,8 @@ def wave(
         choose_kv_dtype,
         choose_weight_format,
     )
+    from onewave.engine.load.load import warm_up
     from onewave.engine.load.options import LoadOptions
-    from onewave.engine.load.wave import load_streamed, program_of
     from onewave.memory.shortage import is_out_of_memory
     from onewave.models.config.read import load_config
     from onewave.models.llama_plan import unsupported_because
@@ -118,7 +124,6 @@ def wave(
     if where.type != "cuda":
         raise UnsupportedError("bench wave", got=str(where), allowed="a GPU of compute capability 9.0")
     check_dtype_on(dtype, where)
-    make_current(where)
     # After all that may be refused: finding a model may mean a download.
     settings = Settings.from_env()
     location = sources.resolve(model, settings, load_format=chosen)
@@ -130,15 +135,14 @@ def wave(
     kind, kv_dtype = choose_dtype(dtype, config, where), choose_kv_dtype(kv_cache_dtype, where)
     most = max(contexts) + 1
     plain: Llama | None = None
-    show_status("measuring the read ceiling")
-    ceiling = read_bandwidth(where)
-    results: list[WaveResult] = []
+    ceiling: Ceiling | None = None
     notes: list[str] = []
     traced = None
     failed: OnewaveError | None = None
+    shown = _Shown(out, where, f"{location.name}, {name_of(kind)} on {where}", (location.name, name_of(kind)))
     try:
         for batch in batches:
-            made = network = stream = None  # a stream is packed for its batch, and is the model's only copy
+            network = stream = None  # a stream is packed for its batch, and is the model's only copy
             if quantization == Q4_K_M:
                 weight_format: WeightFormat | None = q4_k_m(config)
             else:
@@ -151,58 +155,87 @@ def wave(
                 cache_dir=settings.cache_dir,
                 load_format=chosen,
                 weight_format=weight_format,
+                insists=bool(compact),
             )
-            if weight_format is None:
-                plain = network = plain or load_model(location, config, how)
-            elif dummy and weight_format.weight_bytes < 1:
-                made = random_codes(config, program_of(config, how), how)
-                network, stream = made.model, made.stream
-            else:
-                try:
-                    made = load_streamed(location, config, how)
-                except OutOfReachError as error:
-                    if compact:
-                        raise
-                    notes.append(f"weights are not compact: {error.got}")
-                    made = load_streamed(location, config, replace(how, weight_format=None))
-                network, stream = made.model, made.stream
+            with phases_told(show_status), warm_up("wave", config, how) as warm:
+                make_current(where)  # which uses the GPU
+                if ceiling is None:
+                    show_status("measuring the read ceiling")
+                    ceiling = read_bandwidth(where)
+                show_status(f"loading {location.name} for {batch} at once")
+                if weight_format is None:
+                    plain = network = plain or load_model(location, config, warm)
+                else:
+                    network, stream = _load(location, config, warm, notes)
             keep_in(network, kv_dtype)
             for length in contexts:
-                show_status(f"batch {batch}, context {length}")
                 case = WaveCase(batch, length, page_size, compiled=torch_compile, traced=trace is not None)
-                found, traced = measure_wave(network, case, reps=reps, stream=stream, report=notes.append)
-                results += found
+                add = partial(shown.add, ceiling)
+                _, traced = measure_wave(
+                    network, case, reps=reps, stream=stream, show=show_status, report=notes.append, measured=add
+                )
     except (OnewaveError, RuntimeError, MemoryError) as error:
         if not isinstance(error, OnewaveError) and not is_out_of_memory(error):
             raise
         failed = error if isinstance(error, OnewaveError) else CapacityError("bench wave", got="no memory for a case")
     # What was measured before is shown first.
-    if failed is not None and not results:
+    if ceiling is None or (failed is not None and not shown.steps):
+        assert failed is not None
         raise failed
-    parts = [_table(f"{location.name}, {name_of(kind)} on {where}", results, ceiling), ceiling_line(ceiling, 0), *notes]
+    parts: list[Table | str] = [ceiling_line(ceiling, 0), *notes]
     if traced is not None and trace is not None:
         from onewave.tiles.sim.timeline import timeline
 
         write_file("--trace", trace, traced.to_json())
         parts.append(timeline_table(timeline(traced)))
-    records = [result.measurement(location.name, name_of(kind), ceiling) for result in results]
-    steps = [{"ms": record.summary.p50, **record.extra} for record in records]
-    facts = {"model": location.name, "ceiling_gb_s": ceiling.value, "steps": steps, "notes": notes}
-    out.show(facts, out.record(records, where), *parts)
+    facts = {"model": location.name, "ceiling_gb_s": ceiling.value, "steps": shown.steps, "notes": notes}
+    shown.rows.finish(facts, *parts)
     if failed is not None:
         raise failed
 
 
-def _table(title: str, results: list[WaveResult], ceiling: Ceiling) -> Table:
-    rows = table(title, "path", "batch", "context", "ms/token", "GB/s", "of ceiling", "us/hop", "self-check")
-    for result in results:
+def _load(
+    location: sources.ModelLocation, config: ModelConfig, options: LoadOptions, notes: list[str]
+) -> tuple[Llama, WeightStream]:
+    """Load a model into a stream; of dummy weights in four bits make codes. notes: gets what is said about it."""
+    from onewave.bench.engine.random_codes import random_codes
+    from onewave.engine.load.wave import load_streamed, program_of
+
+    if options.load_format == "dummy" and options.weight_bytes < 1:
+        with options.times.phase("program and kernels"):
+            program = program_of(config, options)
+        with options.times.phase("weights"):
+            made = random_codes(config, program, options)
+    else:
+        try:
+            made = load_streamed(location, config, options)
+        except OutOfReachError as error:
+            if options.insists:
+                raise
+            notes.append(f"weights are not compact: {error.got}")
+            made = load_streamed(location, config, replace(options, weight_format=None))
+    return made.model, made.stream
+
+
+class _Shown:
+    """What is measured of a model, as it is: rows, and the same as JSON has it. named: the model and its dtype."""
+
+    def __init__(self, out: Results, device: torch.device, title: str, named: tuple[str, str]) -> None:
+        columns = ("path", "batch", "context", "ms/token", "GB/s", "of ceiling", "us/hop", "self-check")
+        self.rows, self._named = Rows(out, device, title, *columns), named
+        self.steps: list[dict[str, Any]] = []
+
+    def add(self, ceiling: Ceiling, result: WaveResult) -> None:
+        """Show a result and append its line."""
+        line = result.measurement(*self._named, ceiling)
+        self.steps.append({"ms": line.summary.p50, **line.extra})
         rate, hop = result.gigabytes_per_second, result.microseconds_per_hop(ceiling)
         path = result.path if result.page is None else f"{result.path} of {result.page}"
         if result.weights is not None and path.startswith("wave"):
             path += f", {result.weights} weights"
         if result.kv_dtype is not None:
             path += f", {result.kv_dtype} cache"
-        rows.add_row(
+        cells = (
             path,
             str(result.batch),
             str(result.context),
@@ -212,4 +245,4 @@ def _table(title: str, results: list[WaveResult], ceiling: Ceiling) -> Table:
             "" if hop is None else f"{hop:.2f}",
             "" if result.difference is None else f"{result.difference:.2%}",
         )
-    return rows
+        self.rows.add(cells, [line])

@@ -40,7 +40,7 @@ class DecodeSearch:
 
     def run(self, sizes: list[str], time_limit: float, as_json: bool) -> None:
         """Search, write and print. Raises OnewaveError."""
-        from onewave.cli.bench.report import show_status
+        from onewave.cli.bench.report import show_progress
         from onewave.models.config.read import find_config
         from onewave.models.plan_search import Asked, search_plans
         from onewave.tiles.graph.programs import exactly
@@ -57,7 +57,7 @@ class DecodeSearch:
             same_bits=not self.other_bits,
         )
         result = search_plans(
-            asked, time_limit=time_limit, keep=self.keep, apart=self.apart / 100, seed=self.seed, show=show_status
+            asked, time_limit=time_limit, keep=self.keep, apart=self.apart / 100, seed=self.seed, show=show_progress
         )
         names = [f"plan{number}" for number in range(1, len(result.found) + 1)]
         if self.out is not None:

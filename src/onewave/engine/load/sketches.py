@@ -7,6 +7,7 @@ zeros as well, with all words. first_load.py keeps these launches and makes none
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from onewave.models.llama_plan import plan_program
 from onewave.wave.plan.layout import BLOCK_KEYS
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.steps import Word
-from onewave.wave.weights.formats import tile_format
 from onewave.wave.weights.pack import StreamMatrix, TileMatrix, WeightStream
 
 _WORDS = 64
@@ -66,7 +66,7 @@ class _NoWeights(WeightStream):
         return out.view(matrix.count * (last - first), matrix.cols)
 
 
-def sketch(config: ModelConfig, stream: WeightStream) -> Llama:
+def sketch(config: ModelConfig, stream: WeightStream, *, max_model_len: int = _CAPACITY) -> Llama:
     """A model of zeros, with what a decode step's setup looks at; its matrices lie in the stream."""
     device, dtype, dim = stream.device, stream.dtype, config.head_dim
 
@@ -81,7 +81,7 @@ def sketch(config: ModelConfig, stream: WeightStream) -> Llama:
     layers = tuple(LayerWeights(**parts) for _ in range(config.num_layers))
     head: MatrixWeight = StreamMatrix(stream, "head", config.vocab_size, config.hidden_size)
     weights = LlamaWeights(zeros(config.vocab_size, config.hidden_size), layers, zeros(config.hidden_size), head)
-    return Llama(config, weights, max_model_len=_CAPACITY)
+    return Llama(config, weights, max_model_len=max_model_len)
 
 
 class PlainSketch(Llama):
@@ -132,13 +132,12 @@ def compile_step(config: ModelConfig, stream: WeightStream, *, batch: int, kv_dt
 
 @torch.inference_mode()
 def compile_packing(stream: WeightStream) -> None:
-    """Launch what packs and unpacks a model's matrices, on a blank stream's one tile."""
+    """Launch what packs and unpacks a model's matrices of each width, on a blank stream's one tile."""
     from onewave.wave.weights.pack_impl import UnpackedRows
 
     shape, place = stream.shape, torch.zeros(1, dtype=torch.int32, device=stream.device)
-    form, tiles = tile_format(stream.weight_format, shape, stream.dtype), stream.all_tiles()
-    gain = torch.ones(shape.cols, dtype=stream.dtype, device=stream.device)
-    for count, gained in ((1, gain), (1, None), (2, gain)):
+    tiles, gain = stream.all_tiles(), torch.ones(shape.cols, dtype=stream.dtype, device=stream.device)
+    for form, (count, gained) in product(stream.formats, ((1, gain), (1, None), (2, gain))):
         zeros = torch.zeros(shape.rows, shape.cols, dtype=stream.dtype, device=stream.device)
         matrices = zeros.chunk(count)
         part = UnpackedRows(zeros.view(count, -1, shape.cols), count, first_row=0, first_block=0, blocks=1)

@@ -182,6 +182,11 @@ class WeightStream:
         """How a matrix lies in the stream."""
         return self._formats[self.program.widths.get(name, 1)]
 
+    @property
+    def formats(self) -> tuple[TileFormat, ...]:
+        """How matrices of each width lie in the stream, the narrowest first."""
+        return tuple(self._formats[width] for width in sorted(self._formats))
+
     def all_tiles(self, first_scale: int = 0) -> Tiles:
         """The whole stream, its scales from one on."""
         return Tiles(self.images, None if self.scales is None else self.scales[first_scale:], self.lists, self.reached)

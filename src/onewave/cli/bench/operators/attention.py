@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.cli.bench.report import Results, ceiling_line, name_of, show_status
-from onewave.cli.output import table
+from onewave.cli.bench.report import Results, Rows, ceiling_line, name_of, show_status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch
-    from rich.table import Table
 
     from onewave.bench.ceilings import Ceiling
     from onewave.bench.ops.attention import AttentionResult
@@ -53,22 +51,33 @@ def bench_attention(
             "--causal", got=", ".join(operators), allowed=allowed, next="The others have one mask."
         )
     plans = [(operator, _shapes(operator, shapes, device)) for operator in operators]
+    show_status("measuring the ceilings")
     read, matmul = read_bandwidth(device), matmul_rate(device)
     documents: list[dict[str, Any]] = []
-    citations: list[str] = []
-    parts: list[Table | str] = []
+    notes: list[str] = []
+    rows: Rows | None = None
     for operator, chosen in plans:
         kind = "float8_e4m3fn" if operator == "attention_fp8" else name_of(dtype)
-        results, missing = _measure(operator, chosen, causal, device, dtype, rounds, logits)
-        lines = [line for r in results if (line := r.measurement(kind, matmul, read)) is not None]
-        # Operator by operator: what is measured stays if a later one fails.
-        citations += out.record(lines, device)
-        documents += [result.details(kind, matmul, read) for result in results]
         hard = "" if logits is None else f", logits {logits}"
+        prefill = operator in PREFILLS
+        rates = ("TFLOP/s", "of matmul") if prefill else ("TB/s", "of read")
+        more = ("rms error",) if operator == "attention_fp8" else ()
+        columns = ("shape", "engine", "us", *rates, "onewave is", *more)
         title = f"{operator}, {kind} on {device}{hard}, median of {rounds} rounds"
-        parts += [*_parts(title, results, matmul, read), *missing, ceiling_line(matmul), ceiling_line(read)]
+        if rows is None:
+            rows = Rows(out, device, title, *columns, left=2)
+        else:
+            rows.head(title, *columns, left=2)
+        for result in _measure(operator, chosen, causal, device, dtype, rounds, logits, notes=notes):
+            line = result.measurement(kind, matmul, read)
+            rows.add(_cells(result, matmul, read), [] if line is None else [line])
+            documents.append(result.details(kind, matmul, read))
+            if result.failure is not None:
+                notes.append(f"{_label(result)} {result.engine}: {result.failure}")
+    assert rows is not None
     ceilings = {"read_gb_s": read.value, "matmul_tflops": matmul.value}
-    out.show({"device": str(device), "ceilings": ceilings, "results": documents}, citations, *parts)
+    facts = {"device": str(device), "ceilings": ceilings, "results": documents}
+    rows.finish(facts, *notes, ceiling_line(matmul), ceiling_line(read))
 
 
 def _shapes(operator: str, texts: Sequence[str] | None, device: torch.device) -> list[str]:
@@ -94,7 +103,10 @@ def _measure(
     dtype: torch.dtype,
     rounds: int,
     logits: str | None,
-) -> tuple[list[AttentionResult], list[str]]:
+    *,
+    notes: list[str],
+) -> Iterator[AttentionResult]:
+    """Measure shape by shape. notes: gets why an engine is not there."""
     from onewave.bench.ops.attention import PREFILLS, AttentionShape, Operands, compare
     from onewave.bench.ops.attention_engines import decode_engines, mmha_engines, prefill_engines
     from onewave.bench.ops.attention_fp8 import ByteOperands, fp8_engines
@@ -106,7 +118,7 @@ def _measure(
     }  # fmt: skip
     engines, missing = makers.get(operator, mmha_engines)(device)
     masks = (True,) if operator not in PREFILLS else (False, True) if causal is None else (causal,)
-    results: list[AttentionResult] = []
+    notes += missing
     for text in shapes:
         for mask in masks:
             shape = AttentionShape.parse(text)
@@ -121,35 +133,28 @@ def _measure(
                     return ByteOperands.make(shape, mask, device, dtype)
                 return Operands.decode(shape, device, dtype)
 
-            results += compare(operator, engines, make, rounds=rounds)
-    show_status("")
-    return results, missing
+            yield from compare(operator, engines, make, rounds=rounds)
 
 
-def _parts(title: str, results: Sequence[AttentionResult], matmul: Ceiling, read: Ceiling) -> list[Table | str]:
-    """A table, and a line for each engine that failed."""
+def _label(result: AttentionResult) -> str:
     from onewave.bench.ops.attention import PREFILLS
 
-    prefill = bool(results) and results[0].operator in PREFILLS
-    with_errors = any(result.operator == "attention_fp8" for result in results)
-    rates = ("TFLOP/s", "of matmul") if prefill else ("TB/s", "of read")
-    columns = ("us", *rates, "onewave is", *(("rms error",) if with_errors else ()))
-    rows = table(title, "shape", "engine", *columns, left=2)
-    failed: list[Table | str] = []
-    for result in results:
-        shape, causal = result.operands
-        label = f"{shape} causal" if prefill and causal else str(shape)
-        share = result.share(matmul, read)
-        if result.seconds is None or share is None:
-            rows.add_row(label, result.engine, "failed")
-            failed.append(f"{label} {result.engine}: {result.failure}")
-            continue
-        rate = result.tflops if prefill else result.terabytes_per_second
-        ratio = "" if result.ratio is None else f"{result.ratio:.2f}x"
-        error = (f"{result.error:.2%}",) if with_errors and result.error is not None else ()
-        took = f"{result.seconds.p50 * 1e6:.1f}"
-        rows.add_row(label, result.engine, took, f"{rate:.3g}", f"{share:.1%}", ratio, *error)
-    return [rows, *failed]
+    shape, causal = result.operands
+    return f"{shape} causal" if result.operator in PREFILLS and causal else str(shape)
+
+
+def _cells(result: AttentionResult, matmul: Ceiling, read: Ceiling) -> list[str]:
+    from onewave.bench.ops.attention import PREFILLS
+
+    share = result.share(matmul, read)
+    if result.seconds is None or share is None:
+        return [_label(result), result.engine, "failed"]
+    rate = result.tflops if result.operator in PREFILLS else result.terabytes_per_second
+    ratio = "" if result.ratio is None else f"{result.ratio:.2f}x"
+    cells = [_label(result), result.engine, f"{result.seconds.p50 * 1e6:.1f}", f"{rate:.3g}", f"{share:.1%}", ratio]
+    if result.operator == "attention_fp8" and result.error is not None:
+        cells.append(f"{result.error:.2%}")
+    return cells
 
 
 def chosen_operators(names: Sequence[str]) -> tuple[list[str], list[str]]:

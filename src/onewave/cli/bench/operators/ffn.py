@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onewave.base.errors import InvalidArgumentError, shown
-from onewave.cli.bench.report import Results, ceiling_line, name_of, numbers, show_status
+from onewave.cli.bench.report import Results, Rows, ceiling_line, name_of, numbers, show_status
 from onewave.cli.output import table
 
 if TYPE_CHECKING:
@@ -39,19 +39,16 @@ def bench_ffn(
     ceilings = {many: matmul_rate(device) if many else read_bandwidth(device) for many in {s.is_many for s in plan}}
     kind = name_of(dtype)
     trials: list[dict[str, object]] = []
-    citations: list[str] = []
     columns = ("us", "GB/s", "TFLOP/s", "of ceiling", f"x {plan[0].baseline_name}")
-    rows = table(f"{name}, {kind} on {device}", "shape", "implementation", *columns, left=2)
+    rows = Rows(out, device, f"{name}, {kind} on {device}", "shape", "implementation", *columns, left=2)
     for shape in plan:
         show_status(f"{name} {shape}")
         ceiling = ceilings[shape.is_many]
         found = measure_ffn(shape, device, dtype, reps=reps)
         records = [result.measurement(kind, ceiling) for result in found]
         trials.extend({"us": record.summary.p50, **record.extra} for record in records)
-        # Shape by shape: what is measured stays if a later one fails.
-        citations += out.record(records, device)
-        for result in found:
-            rows.add_row(
+        for result, record in zip(found, records, strict=True):
+            cells = (
                 str(shape),
                 result.implementation,
                 f"{result.seconds.p50 * 1e6:.1f}",
@@ -60,8 +57,9 @@ def bench_ffn(
                 f"{result.share(ceiling):.1%}",
                 "" if result.speedup is None else f"{result.speedup:.2f}",
             )
+            rows.add(cells, [record])
     facts = {"ceilings": {each.unit: each.value for each in ceilings.values()}, "trials": trials}
-    out.show(facts, citations, rows, *(ceiling_line(each, 0) for each in ceilings.values()))
+    rows.finish(facts, *(ceiling_line(each, 0) for each in ceilings.values()))
 
 
 def count_ffn(
@@ -75,7 +73,7 @@ def count_ffn(
 
     plan = _shapes(name, shapes)
     show_status("counting under ncu")
-    results = ffn_counters.count_ffn(plan, device, dtype, reps=min(reps, _MAX_COUNTED))
+    results = ffn_counters.count_ffn(plan, device, dtype, reps=min(reps, _MAX_COUNTED), show=show_status)
     records = [result.measurement(name_of(dtype)) for result in results]
     columns = ("MB read", "MB written", "x least", "L2 hits")
     title = f"{name}, {name_of(dtype)} on {device}: from a cold L2 cache, by ncu"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from onewave.base.errors import InvalidArgumentError, shown
-from onewave.cli.bench.report import Results, name_of, show_status
-from onewave.cli.output import table
+from onewave.cli.bench.report import Results, Rows, name_of, show_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,12 +31,12 @@ def bench_host(
     show_status("timing eager calls")
     results = measure_host([t for t in trials if not wanted or t.operator in wanted], device, rounds=rounds)
     title = f"{model}, {name_of(dtype)} on {device}: host time of eager calls"
-    rows = table(title, "operator", "shape", f"{OURS} us", f"{PEER} us", "ratio", left=2)
+    rows = Rows(out, device, title, "operator", "shape", f"{OURS} us", f"{PEER} us", "ratio", left=2)
     found: list[dict[str, Any]] = []
     for result in results:
         trial, us = result.trial, {name: seconds.p50 * 1e6 for name, seconds in result.seconds.items()}
         cells = ("" if value is None else f"{value:.1f}" for value in (us[OURS], us.get(PEER)))
-        rows.add_row(trial.operator, trial.shape, *cells, "" if result.ratio is None else f"{result.ratio:.2f}")
+        ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
+        rows.add((trial.operator, trial.shape, *cells, ratio), result.measurements(model, name_of(dtype)))
         found.append({"operator": trial.operator, "shape": trial.shape, "us": us, "ratio": result.ratio})
-    records = [line for result in results for line in result.measurements(model, name_of(dtype))]
-    out.show({"model": model, "device": str(device), "trials": found}, out.record(records, device), rows)
+    rows.finish({"model": model, "device": str(device), "trials": found})

@@ -13,8 +13,8 @@ from onewave.cli import options
 from onewave.cli.bench.operators.attention import ATTENTION_OPERATORS, bench_attention, chosen_operators
 from onewave.cli.bench.operators.ffn import FFN, LAYER, bench_ffn, count_ffn
 from onewave.cli.bench.operators.host import bench_host
-from onewave.cli.bench.report import Reps, Results, ceiling_line, make_current, name_of, show_status
-from onewave.cli.output import table
+from onewave.cli.bench.operators.products import ManyRows, bench_products
+from onewave.cli.bench.report import Reps, Results, Rows, ceiling_line, make_current, name_of, show_status
 from onewave.engine.arguments import check_device, check_dtype
 from onewave.weights.fetch import sources
 from onewave.weights.fetch.aliases import DEFAULT_ALIAS
@@ -22,8 +22,11 @@ from onewave.weights.fetch.aliases import DEFAULT_ALIAS
 if TYPE_CHECKING:
     import torch
 
-    from onewave.bench.ops.operators import OperatorResult
     from onewave.models.config.model_config import ModelConfig
+
+
+# Of the steps that tiles are for, with --rows: for one sequence the engine keeps matrices unpacked.
+_SEQUENCES = 16
 
 
 def ops(
@@ -51,7 +54,7 @@ def ops(
         typer.Option(
             "--shape",
             help="Of attention: batch,heads[/kv_heads],length,head_dim; of ffn: rows,hidden,inner[,gated] or sweep; "
-            "of post-attention: rows,attended,hidden,inner or sweep. Several make a list.",
+            "of post-attention: rows,attended,hidden,inner or sweep; with --rows: rows,cols. Several make a list.",
         ),
     ] = None,
     causal: Annotated[
@@ -72,6 +75,7 @@ def ops(
         bool,
         typer.Option("--host", help="How long the host takes for an eager call, beside PyTorch's; any device."),
     ] = False,
+    many: ManyRows,
     out: Results,
 ) -> None:
     """Time each operator of a decode step on random operands that no cache holds, and the read ceiling beside them."""
@@ -85,6 +89,16 @@ def ops(
             raise InvalidArgumentError(", ".join(given), got="--host", allowed="--model, --dtype, --device, --reps")
         where, location, config, kind = _model(model, dtype, device)
         bench_host(names or [], config, location.name, where, kind, rounds=reps, out=out)
+        return
+    if many.rows is not None:
+        given = options.chosen(call, ("context", "weight_format", "causal", "logits", "counters"))
+        if names != ["linear"] or given:
+            got = ", ".join(given) or ", ".join(names or ["no operator"])
+            raise InvalidArgumentError("--rows", got=f"with {got}", allowed="linear alone, without options of a step")
+        where, location, config, kind = _model(model, dtype, device)
+        sequences = batch_size if options.chosen(call, ("batch_size",)) else _SEQUENCES
+        named = location.name, config
+        bench_products(many, shape, named, (where, kind), sequences=sequences, rounds=reps, out=out)
         return
     if names in ([FFN], [LAYER]):
         _refuse_step_options(call, names[0])
@@ -132,28 +146,27 @@ def ops(
     where, location, config, kind = _model(model, dtype, device)
     if "linear" in chosen and where.type == "cpu":
         check_weight_format(config, weight_format)
+    show_status("measuring the read ceiling")
     ceiling = read_bandwidth(where)
     plan = chain(
         trials(config, where, kind, tokens=batch_size, context=context, weight_format=weight_format),
         *(scaled_trials(name, config, where, kind, tokens=batch_size) for name in KINDS),
     )
-    results: list[OperatorResult] = []
-    for trial in plan:
-        if trial.operator in chosen:
-            show_status(f"{trial.operator} {trial.shape}: {trial.implementation}")
-            results.append(measure(trial, where, reps=reps))
-    records = [result.measurement(location.name, name_of(kind), ceiling) for result in results]
     title = f"{location.name}, {name_of(kind)} on {where}, batch {batch_size}"
-    rows = table(title, "operator", "shape", "implementation", "us", "GB/s", "of ceiling", left=3)
+    columns = ("operator", "shape", "implementation", "us", "GB/s", "of ceiling")
+    rows = Rows(out, where, title, *columns, left=3)
     found: list[dict[str, Any]] = []
-    for result, record in zip(results, records, strict=True):
-        trial, rate = result.trial, result.gigabytes_per_second
-        cells = (f"{result.seconds.p50 * 1e6:.1f}", f"{rate:.1f}", f"{rate / ceiling.value:.1%}")
-        rows.add_row(trial.operator, trial.shape, trial.implementation, *cells)
-        measured = {"operator": record.metric, "us": record.summary.p50, "gigabytes_per_second": rate}
-        found.append(measured | {**record.extra})
+    for trial in plan:
+        if trial.operator not in chosen:
+            continue
+        show_status(f"{trial.operator} {trial.shape}: {trial.implementation}")
+        result = measure(trial, where, reps=reps)
+        line, rate = result.measurement(location.name, name_of(kind), ceiling), result.gigabytes_per_second
+        measured = (f"{result.seconds.p50 * 1e6:.1f}", f"{rate:.1f}", f"{rate / ceiling.value:.1%}")
+        rows.add((trial.operator, trial.shape, trial.implementation, *measured), [line])
+        found.append({"operator": line.metric, "us": line.summary.p50, "gigabytes_per_second": rate, **line.extra})
     facts = {"model": location.name, "device": str(where), "ceiling_gb_s": ceiling.value, "trials": found}
-    out.show(facts, out.record(records, where), rows, ceiling_line(ceiling))
+    rows.finish(facts, ceiling_line(ceiling))
 
 
 def _model(model: str, dtype: str, device: str) -> tuple[torch.device, sources.ModelLocation, ModelConfig, torch.dtype]:
