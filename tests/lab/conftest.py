@@ -36,7 +36,7 @@ def lab_url() -> Iterator[str]:
     thread.start()
     yield url_of(listening, "127.0.0.1")
     server.should_exit = True
-    thread.join(timeout=10)
+    thread.join(timeout=60)
 
 
 VIEW: dict[str, Any] = {"viewport": {"width": 1280, "height": 720}, "reduced_motion": "reduce"}
@@ -66,7 +66,7 @@ def open_page(browser: Any, shared_context: Any, lab_url: str) -> Iterator[Opene
             opened.append(context)
         page = context.new_page()
         opened.append(page)
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(60_000)
         watch(page, complaints)
         page.goto(f"{lab_url}#{place}")
         return page

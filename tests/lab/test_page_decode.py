@@ -17,7 +17,7 @@ def text(page: Any, selector: str) -> str:
 
 def planned(open_page: Any, **options: Any) -> Any:
     page = open_page(STEP, **options)
-    page.locator("#proof:not(:empty)").wait_for(timeout=30_000)
+    page.locator("#proof:not(:empty)").wait_for()
     return page
 
 
@@ -70,6 +70,6 @@ def test_both_pages_fit_their_screens(open_page, width):
     page = planned(open_page, viewport={"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page = open_page("profile?model=llama-3.2-1b&gpu=A100&tokens=64", viewport={"width": width, "height": 800})
-    page.locator("section[aria-label=Parts] tbody tr").first.wait_for(timeout=30_000)
+    page.locator("section[aria-label=Parts] tbody tr").first.wait_for()
     assert page.locator("img.roofline").evaluate("image => image.complete && image.naturalWidth > 0")
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -11,11 +11,21 @@ from kit.models.chat_templates import QWEN3
 from kit.serving import NAME, Serving, serve_in_thread, tiny_llm
 from onewave.server.options import ServeOptions
 
+_SHARED: list[Serving] = []
+
+
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """Have requests without a seed draw the same numbers in a test whichever ran before it."""
+    for each in _SHARED:
+        each.llm.run_between_steps(lambda engine: engine and setattr(engine, "_num_requests", 0))
+
 
 @pytest.fixture(scope="session")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A tiny model that listens."""
     with tiny_llm(tmp_path_factory.mktemp("tiny"), max_num_seqs=8) as llm, serve_in_thread(llm) as found:
+        _SHARED.append(found)
         yield found
 
 
@@ -26,6 +36,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     made = tiny_llm(tmp_path_factory.mktemp("qwen"), positions=4096, chat_template=QWEN3 + opening)
     options = ServeOptions(model_names=(NAME,), trust_request_chat_template=True)
     with made as llm, serve_in_thread(llm, options) as found:
+        _SHARED.append(found)
         yield found
 
 
@@ -33,4 +44,5 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """One whose chat template does neither."""
     with tiny_llm(tmp_path_factory.mktemp("plain"), positions=4096) as llm, serve_in_thread(llm) as found:
+        _SHARED.append(found)
         yield found

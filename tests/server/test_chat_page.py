@@ -28,7 +28,7 @@ def open_page(browser: Any) -> Iterator[Opener]:
         )
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.on("request", lambda request: request.url.startswith(url) or complaints.append(request.url))
         watch(page, complaints)
         page.goto(url)
@@ -96,7 +96,7 @@ def test_an_answer_that_is_stopped_stays_and_ends_on_the_server_too(
 
     def decode(*given: Any) -> Any:
         steps[0] += 1
-        assert steps[0] < 20 or gate.wait(30)
+        assert steps[0] < 20 or gate.wait(120)
         return step(*given)
 
     monkeypatch.setattr(runner, "decode", decode)

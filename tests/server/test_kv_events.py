@@ -35,7 +35,7 @@ class Router:
             pass
 
     def next_batch(self) -> tuple[int, Any]:
-        assert self.subscriber.poll(10_000)
+        assert self.subscriber.poll(60_000)
         topic, sequence, packed = self.subscriber.recv_multipart()
         _, events, rank = msgpack.unpackb(packed)
         assert (topic, rank) == (b"kv", 0)
@@ -46,7 +46,7 @@ class Router:
         self.asker.send_multipart((b"", number.to_bytes(8, "big")))
         found = []
         while True:
-            assert self.asker.poll(10_000)
+            assert self.asker.poll(60_000)
             _, sequence, packed = self.asker.recv_multipart()
             if not packed:
                 assert int.from_bytes(sequence, "big", signed=True) == -1

@@ -1,7 +1,9 @@
 """/metrics: what requests leave there, under either prefix."""
 
+import threading
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import count
+from typing import Any
 
 import httpx
 import pytest
@@ -22,7 +24,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 def values(serving: Serving) -> dict[tuple[str, str], float]:
     """Every sample by name and by its label beyond model and engine."""
     found: dict[tuple[str, str], float] = {}
-    for family in text_string_to_metric_families(httpx.get(serving.url + "/metrics").text):
+    for family in text_string_to_metric_families(serving.ask("GET", "/metrics").text):
         for sample in family.samples:
             labels = dict(sample.labels)
             assert labels.pop("model_name", None) == NAME
@@ -78,11 +80,21 @@ def test_requests_are_counted_under_vllm_s_names(llm: LLM, vllm: bool, stream: b
     assert found[f"{prefix}inter_token_latency_seconds_bucket", "+Inf"] == 24
 
 
-def test_a_request_whose_client_leaves_is_counted_as_aborted(llm: LLM, tmp_path: Path) -> None:
+def test_a_request_whose_client_leaves_is_counted_as_aborted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, left, steps = llm.runner.decode, threading.Event(), count()
+
+    def decode(*given: Any) -> Any:
+        assert next(steps) < 20 or left.wait(120)
+        return real(*given)
+
+    monkeypatch.setattr(llm.runner, "decode", decode)
     with serve_in_thread(llm, ServeOptions(model_names=(NAME,))) as serving:
         body = {"prompt": "abcd", "max_tokens": 400, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", serving.url + "/v1/completions", json=body) as answer:
+        with httpx.stream("POST", serving.url + "/v1/completions", json=body, timeout=60) as answer:
             next(answer.iter_lines())
+        while serving.served.engine.num_requests:
+            pass
+        left.set()
         while not (ended := values(serving).get(("onewave:request_success_total", "abort"))):
             pass
         assert ended == 1

@@ -53,9 +53,13 @@ class Serving:
         """Its model."""
         return self.served.engine.llm
 
+    def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        """Send a request, as httpx does, with patience for a busy machine."""
+        return httpx.request(method, self.url + path, timeout=60, **more)
+
     def post(self, path: str, body: dict[str, Any], **more: Any) -> httpx.Response:
         """Send a body as JSON; the model's name may be left out."""
-        return httpx.post(self.url + path, json=body, timeout=60, **more)
+        return self.ask("POST", path, json=body, **more)
 
     def events(self, path: str, body: dict[str, Any]) -> list[Any]:
         """All events of a stream but the last, which says that it is done."""

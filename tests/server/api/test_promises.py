@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from kit.models.dummy import write_config
@@ -71,7 +70,7 @@ def test_the_first_answer_of_a_server_is_the_model_s_own_first(tmp_path: Path) -
         own = llm.generate("abcd", SamplingParams(max_tokens=12, ignore_eos=True))[0].outputs[0].token_ids
     with tiny_llm(tmp_path / "b") as llm, serve_in_thread(llm) as serving:
         for path in ("/health", "/metrics", "/v1/models"):
-            assert httpx.get(serving.url + path).status_code == 200
+            assert serving.ask("GET", path).status_code == 200
         body = {"prompt": "abcd", "max_tokens": 12, "ignore_eos": True, "temperature": 1.0, "return_token_ids": True}
         answer = serving.post("/v1/completions", body).json()
     assert answer["choices"][0]["token_ids"] == own

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import httpx
 import pytest
 
 from kit.serving import NAME, Serving
@@ -64,7 +63,7 @@ def test_a_text_far_beyond_the_context_is_refused_by_its_beginning(
 
 @pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/metrics", 200), ("/v1/models", 200), ("/no", 404)])
 def test_head_is_answered_as_get_without_a_body(serving: Serving, path: str, status: int) -> None:
-    answer = httpx.head(serving.url + path)
+    answer = serving.ask("HEAD", path)
     assert (answer.status_code, answer.content) == (status, b"")
     assert int(answer.headers["content-length"]) > 0
 
