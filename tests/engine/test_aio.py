@@ -151,9 +151,10 @@ def test_a_step_that_raises_ends_what_has_begun_and_those_that_wait_are_answered
 ) -> None:
     llm = dummy_llm(tmp_path, max_num_seqs=2)
     expected = llm.generate([[9]], GREEDY)[0].outputs[0].token_ids
-    left, real = [4], Engine._step  # pyright: ignore[reportPrivateUsage]
+    left, real, begun = [4], Engine._step, threading.Event()  # pyright: ignore[reportPrivateUsage]
 
     def failing(engine: Engine) -> bool:
+        assert begun.wait(60)
         left[0] -= 1
         if left[0] == 0:
             raise RuntimeError("boom")
@@ -163,7 +164,11 @@ def test_a_step_that_raises_ends_what_has_begun_and_those_that_wait_are_answered
 
     async def work(front: AsyncLLM) -> list[Any]:
         jobs = [await front.prepare(RawPrompt(None, (i,)), GREEDY) for i in (3, 4, 9, 9)]
-        return await asyncio.gather(*[front.complete(job) for job in jobs], return_exceptions=True)
+        answers = asyncio.gather(*[front.complete(job) for job in jobs], return_exceptions=True)
+        while front.num_requests < len(jobs):
+            await asyncio.sleep(0)
+        begun.set()
+        return await answers
 
     found = on_a_loop(llm, work)
     assert [str(each) for each in found[:2]] == ["boom", "boom"]
@@ -216,10 +221,12 @@ def test_a_step_that_takes_too_long_is_reported_with_its_requests_and_its_place(
         while "the-slow-one" not in caplog.text:
             await asyncio.sleep(0.01)
         assert front.stalled
+        await asyncio.sleep(0.1)  # it is looked at again
+        said = [record for record in caplog.records if "a step has taken" in record.getMessage()]
         held.set()
         await reading
+        assert len(said) == 1
 
     with caplog.at_level(logging.WARNING, "onewave"):
         on_a_loop(llm, work, step_seconds=0.02)
     assert "slow_step_of_this_test" in caplog.text
-    assert len([record for record in caplog.records if "a step has taken" in record.getMessage()]) == 1

@@ -58,24 +58,28 @@ def test_what_an_interrupted_caller_gives_up_is_neither_compiled_nor_waited_for(
 def test_a_result_on_its_way_does_not_hold_up_who_gives_up() -> None:
     """A process killed amid its result once left the pool to wait for the rest of it, for ever."""
     code = """
-import sys
+import threading
+from multiprocessing.connection import Connection
 from onewave.gpu.compile_pool import compile_in, processes
 
-def result():
-    return bytearray(200 << 20)
+begun, given_up, recv = threading.Event(), threading.Event(), Connection._recv
 
-def is_read():
-    for frame in sys._current_frames().values():
-        while frame:
-            if frame.f_code.co_name == "_recv_bytes":
-                return True
-            frame = frame.f_back
+def result():
+    return bytearray(1 << 20)
+
+def recv_late(self, size, *more):
+    if size > 1 << 20:  # its length has come, and the pipe holds no more than a beginning
+        begun.set()
+        assert given_up.wait(60)
+    return recv(self, size, *more)
 
 with processes(2) as pool, compile_in(pool) as give_up:
+    Connection._recv = recv_late
     job = pool.submit(result)
-    while not is_read():
-        assert not job.done()
+    assert begun.wait(60)
     give_up()
+    given_up.set()
+assert job.exception() is not None
 """
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
@@ -162,7 +166,7 @@ def test_where_the_system_has_room_for_some_of_the_processes_only_there_are_none
     with processes(4) as pool:
         assert pool is None
     for process in multiprocessing.active_children():
-        process.join(10)
+        process.join(60)
     assert forked[0] not in [process.pid for process in multiprocessing.active_children()]
 
 
@@ -180,7 +184,7 @@ with processes(3) as pool:
     assert done.returncode == -9
     numbers = [int(number) for number in done.stdout.split()]
     assert len(numbers) == 3
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while any(_runs(number) for number in numbers):
         assert time.monotonic() < end, "a process goes on without its parent"
         time.sleep(0.05)

@@ -29,6 +29,13 @@ def check(complaints: list[str]) -> None:
     assert not [text for text in complaints if "the server responded with a status of 4" not in text]
 
 
+def stop_clock(page: Any) -> None:
+    """Have the time of the page, and of all others of its context, stand still but for what its `clock.run_for` lets
+    pass."""
+    page.clock.install(time=0)
+    page.clock.pause_at(1_000_000_000)
+
+
 # A module's, not the session's: while Playwright runs, no other test of this process could call asyncio.run.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kit.browser import stop_clock
 from onewave.lab.launches import CHAIN_ORDERS, chain
 from onewave.tiles.order.policies import POLICIES
 from onewave.tiles.sim.trace import Trace
@@ -103,15 +104,18 @@ def test_idle_time_is_red(open_page):
 
 
 def test_the_chain_is_played_over_time(open_page):
-    page = open_page("chains?rows=2&cols=2&inner=2")
+    page = open_page("chains?rows=2&cols=2&inner=2", color_scheme="light")  # with a clock of its own
     page.locator(".matrix").wait_for()
+    stop_clock(page)
     page.locator("#chain-play").click()
-    page.locator('output[for="moment"]', has_text="µs").wait_for()
+    page.clock.run_for(3000)  # of nine seconds
     page.locator("#chain-play", has_text="Pause").click()
-    page.locator("#chain-play", has_text="Play").wait_for()
+    assert text(page, "#chain-play") == "Play"
+    assert 320 < int(page.locator("#moment").input_value()) < 340
+    assert "µs" in text(page, 'output[for="moment"]')
 
 
-SCROLL = """async ({ seconds, zoomed }) => {
+SCROLL = """async ({ frames, zoomed }) => {
   const canvas = [...document.querySelectorAll("#view-traces canvas.timeline")].find((one) => one.clientWidth);
   const wheel = (more) => canvas.dispatchEvent(new WheelEvent("wheel", { bubbles: true, cancelable: true, ...more }));
   const box = canvas.getBoundingClientRect();
@@ -119,27 +123,59 @@ SCROLL = """async ({ seconds, zoomed }) => {
   for (let i = 0; i < zoomed; i++) wheel({ deltaY: -150, ctrlKey: true, ...place });
   const frame = () => new Promise(requestAnimationFrame);
   await frame();
-  const drawn = Number(canvas.dataset.frames);
   const began = performance.now();
-  let step = 0;
-  while (performance.now() - began < 1000 * seconds) {
-    step++;
+  for (let step = 1; step <= frames; step++) {
     wheel({ deltaX: Math.floor(step / 40) % 2 ? -14 : 14, deltaY: 0 });
     if (step % 3 === 0) wheel({ deltaX: 0, deltaY: Math.floor(step / 30) % 2 ? -9 : 9 });
     await frame();
   }
-  return (Number(canvas.dataset.frames) - drawn) / ((performance.now() - began) / 1000);
+  return (1000 * frames) / (performance.now() - began);
 }"""
 
 
-def test_a_trace_of_20_000_tasks_scrolls_at_30_frames_a_second_or_more(open_page):
-    page = open_page(SMALL_TRACE)
+PAINT = """async (zoomed) => {
+  const canvas = [...document.querySelectorAll("#view-traces canvas.timeline")].find((one) => one.clientWidth);
+  const frame = () => new Promise(requestAnimationFrame);
+  await frame();
+  const box = canvas.getBoundingClientRect();
+  const [drawn, fill] = [Number(canvas.dataset.frames), Int32Array.prototype.fill];
+  let fills = 0;
+  Int32Array.prototype.fill = function (...given) { fills++; return fill.apply(this, given); };
+  for (let i = 0; i <= zoomed; i++) {
+    const more = { deltaY: i ? -150 : 0, ctrlKey: true, clientX: box.left + 500, clientY: box.top + 60 };
+    canvas.dispatchEvent(new WheelEvent("wheel", { bubbles: true, cancelable: true, ...more }));
+  }
+  await frame();
+  Int32Array.prototype.fill = fill;
+  const { frames, from, to } = canvas.dataset;
+  return { frames: frames - drawn, fills, from: Number(from), to: Number(to) };
+}"""
+
+
+def open_many(open_page: Any) -> tuple[Any, Trace]:
+    page, trace = open_page(SMALL_TRACE), made_trace(20_000, 132)
     page.locator("#view-traces .figures b").first.wait_for()
-    send(page, "a", made_trace(20_000, 132))
+    send(page, "a", trace)
     page.locator("#view-traces .figures b", has_text="20,000").wait_for()
+    return page, trace
+
+
+def test_a_frame_is_painted_once_and_costs_what_is_visible(open_page):
+    page, trace = open_many(open_page)
+    for zoomed, most in ((0, 20_000), (4, 10_000), (8, 1000)):
+        found = page.evaluate(PAINT, zoomed)
+        visible = int(((trace.end > found["from"]) & (trace.wait_start < found["to"])).sum())
+        assert 0 < visible <= most
+        assert found["frames"] == 1
+        assert 0 < found["fills"] <= 1 + 2 * (visible + trace.workers)
+
+
+@pytest.mark.slow
+def test_a_trace_of_20_000_tasks_scrolls_at_30_frames_a_second_or_more(open_page):
+    page, _ = open_many(open_page)
     # Everything visible; some tasks a lane; and tasks wide enough for their names.
     for zoomed in (0, 4, 4):
-        assert page.evaluate(SCROLL, {"seconds": 0.8, "zoomed": zoomed}) >= 30
+        assert page.evaluate(SCROLL, {"frames": 60, "zoomed": zoomed}) >= 30
 
 
 def test_a_task_tells_when_it_waited_and_ran(open_page):

@@ -19,7 +19,7 @@ def test_the_package_has_the_function() -> None:
 
 
 def test_calls_run_side_by_side_and_come_back_in_order() -> None:
-    together = threading.Barrier(3, timeout=20)
+    together = threading.Barrier(3, timeout=60)
     done = side_by_side(dict.fromkeys("cab", together.wait), CPU, threads=3)
     assert [each.name for each in done] == ["c", "a", "b"]
     assert all(each.seconds >= 0 for each in done)

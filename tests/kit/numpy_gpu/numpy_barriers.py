@@ -9,7 +9,7 @@ import numpy as np
 
 from kit.numpy_gpu import happens_before
 
-LIMIT_S = 60.0
+LIMIT_S = 200.0
 
 
 FAILED = threading.Event()
