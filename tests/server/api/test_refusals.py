@@ -113,6 +113,6 @@ def test_a_body_that_can_not_be_read_is_told_why(
     serving: Serving, body: bytes, headers: dict[str, str], status: int, said: str
 ) -> None:
     sent = {"content-type": "application/json", **headers}
-    refused = httpx.post(serving.url + "/v1/completions", content=body, headers=sent)
+    refused = serving.ask("POST", "/v1/completions", content=body, headers=sent)
     assert refused.status_code == status
     assert said in refused.json()["error"]["message"]
