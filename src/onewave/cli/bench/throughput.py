@@ -1,5 +1,7 @@
 """`onewave bench throughput`: many requests at once, without a server."""
 
+from __future__ import annotations
+
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
