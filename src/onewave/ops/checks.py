@@ -4,8 +4,6 @@ operator, name: an error's first words. They are joined in errors alone: a layer
 Only `indices` reads contents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral, Real
 from typing import cast

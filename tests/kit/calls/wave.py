@@ -17,8 +17,8 @@ from onewave.models.decode_wave import DecodeWave
 from onewave.ops.ffn.op import pack_ffn
 from onewave.ops.ffn.wave.launch import PackedFFN, Packing
 from onewave.ops.linear import linear, linear_swiglu
+from onewave.wave.weights.formats.tile_format import UnpackedRows
 from onewave.wave.weights.pack import StreamMatrix
-from onewave.wave.weights.pack_impl import UnpackedRows
 
 FORMATS = {
     "": None, **ROUNDINGS, "compact": COMPACT, "int4 g32 minima": NIBBLES[32, True],

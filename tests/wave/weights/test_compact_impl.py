@@ -18,8 +18,8 @@ from onewave.wave.plan.layout import LIST_WORDS, TileShape
 from onewave.wave.weights import compact_impl
 from onewave.wave.weights.compact import bases_of, compact_images, scales_of
 from onewave.wave.weights.compact_impl import pack_compact, unpack_compact
+from onewave.wave.weights.formats.tile_format import UnpackedRows
 from onewave.wave.weights.pack import Weight, WeightStream
-from onewave.wave.weights.pack_impl import UnpackedRows
 
 CPU = torch.device("cpu")
 MORE = 3  # tiles of a stream beside a matrix's

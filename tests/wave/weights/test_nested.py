@@ -18,7 +18,8 @@ from onewave.wave.kernel.words import copied_rows, group_of, has_minima, is_nest
 from onewave.wave.plan.layout import tile_shape
 from onewave.wave.weights.formats import tile_format
 from onewave.wave.weights.formats.nested import restore_nested
-from onewave.wave.weights.pack_impl import UnpackedRows, look_up_rows
+from onewave.wave.weights.formats.tile_format import UnpackedRows
+from onewave.wave.weights.pack_impl import look_up_rows
 from onewave.wave.weights.row_table import RowTable
 
 FORM, CPU = mixed(NESTED, {"down0": 2}), torch.device("cpu")

@@ -16,7 +16,7 @@ from onewave.wave.kernel.words import group_of, has_minima, scale_rows, tile_byt
 from onewave.wave.plan.layout import tile_shape
 from onewave.wave.weights.formats import Tiles, tile_format
 from onewave.wave.weights.formats.group_nibbles import NibbleTiles, codes_of, nibble_images
-from onewave.wave.weights.pack_impl import UnpackedRows, unpack_nibbles
+from onewave.wave.weights.formats.tile_format import UnpackedRows
 
 ALL = pytest.mark.parametrize("form", NIBBLES.values(), ids=lambda form: form.name)
 INT4 = NIBBLES[128, False]
@@ -124,8 +124,8 @@ def test_the_unpacking_kernel_reads_what_was_packed(
     blocks, tiles = -(-height * count // shape.rows), -(-cols // shape.cols)
     rows = torch.stack(matrices, dim=1).view(-1, cols)
     rows = torch.nn.functional.pad(rows, (0, 0, 0, blocks * shape.rows - len(rows)))
-    packed = tile_format(form, shape, torch.float16).pack(rows)
-    assert packed.scales is not None
+    layout = tile_format(form, shape, torch.float16)
+    packed = layout.pack(rows)
     places = torch.randperm(blocks * tiles + 3, generator=torch.Generator().manual_seed(0))[: blocks * tiles].int()
     stream = torch.zeros(blocks * tiles + 3, shape.tile_bytes, dtype=torch.uint8)
     stream[places.long()] = packed.images
@@ -133,7 +133,7 @@ def test_the_unpacking_kernel_reads_what_was_packed(
         out = torch.full((count, last - first, cols), torch.nan, dtype=torch.float16)
         low, high = first * count // shape.rows, -(-last * count // shape.rows)
         part = UnpackedRows(out, count, first, low, high - low)
-        unpack_nibbles(Tiles(stream, packed.scales), places, part, shape, form)
+        layout.unpack(Tiles(stream, packed.scales), places, part)
         for found, matrix in zip(out, matrices, strict=True):
             expected = restore_groups(round_groups(matrix[first:last], form), form.group, torch.float16)
             assert torch.equal(found, expected)

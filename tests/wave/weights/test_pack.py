@@ -13,8 +13,9 @@ from onewave.wave.plan.layout import tile_shape
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights import pack
 from onewave.wave.weights.formats.plain import tile_images
+from onewave.wave.weights.formats.tile_format import UnpackedRows
 from onewave.wave.weights.pack import Weight, WeightStream
-from onewave.wave.weights.pack_impl import UnpackedRows, pack_tiles, unpack_tiles
+from onewave.wave.weights.pack_impl import pack_tiles, unpack_tiles
 
 CPU = torch.device("cpu")
 SIZES = FFNSizes(2, 192, 576, 128, True)

@@ -21,8 +21,9 @@ from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.wave.kernel.widen import byte_values
 from onewave.wave.plan.layout import tile_shape
 from onewave.wave.plan.program import WaveProgram
+from onewave.wave.weights.formats.tile_format import Tiles, UnpackedRows
 from onewave.wave.weights.pack import Weight, WeightStream
-from onewave.wave.weights.pack_impl import UnpackedRows, unpack_bytes
+from onewave.wave.weights.pack_impl import unpack_bytes
 from onewave.wave.weights.rounding import byte_images, paired, place_in_image, unpaired
 
 CPU = torch.device("cpu")
@@ -184,7 +185,7 @@ def test_the_unpacking_kernel_reads_what_was_packed(
         out = torch.full((count, last - first, cols), float("nan"), dtype=torch.float16)
         low, high = first * count // shape.rows, -(-last * count // shape.rows)
         part = UnpackedRows(out, count, first, low, high - low)
-        unpack_bytes(stream, places, scales, part, shape, rounding.number)
+        unpack_bytes(Tiles(stream, scales), places, part, shape, rounding.number)
         for found, matrix in zip(out, matrices, strict=True):
             rows = round_rows(matrix.float()[first:last], rounding)
             assert torch.equal(found, restore_rows(*rows, rounding, torch.float16))

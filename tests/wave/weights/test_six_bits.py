@@ -16,7 +16,7 @@ from onewave.wave.kernel.widen import operands, six_bits
 from onewave.wave.plan.layout import tile_shape
 from onewave.wave.weights.formats import tile_format
 from onewave.wave.weights.formats.six_bits import six_images
-from onewave.wave.weights.pack_impl import UnpackedRows
+from onewave.wave.weights.formats.tile_format import UnpackedRows
 
 FORM, CPU = mixed(NESTED, {"down0": SIX_BITS}), torch.device("cpu")
 

@@ -133,7 +133,7 @@ def compile_step(config: ModelConfig, stream: WeightStream, *, batch: int, kv_dt
 @torch.inference_mode()
 def compile_packing(stream: WeightStream) -> None:
     """Launch what packs and unpacks a model's matrices of each width, on a blank stream's one tile."""
-    from onewave.wave.weights.pack_impl import UnpackedRows
+    from onewave.wave.weights.formats.tile_format import UnpackedRows
 
     shape, place = stream.shape, torch.zeros(1, dtype=torch.int32, device=stream.device)
     tiles, gain = stream.all_tiles(), torch.ones(shape.cols, dtype=stream.dtype, device=stream.device)

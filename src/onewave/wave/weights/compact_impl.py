@@ -30,7 +30,7 @@ from torch import Tensor
 from onewave.gpu.launch import launch_kernel
 from onewave.wave.plan.layout import LIST_WORDS, TileShape
 from onewave.wave.weights.compact import MAX_BASE
-from onewave.wave.weights.pack_impl import UnpackedRows
+from onewave.wave.weights.formats.tile_format import UnpackedRows
 
 _ROW_PAIRS = 1024  # pairs that a row's program loads at a time: 16 bytes a thread, twice
 _LIST_WORDS = tl.constexpr(LIST_WORDS)

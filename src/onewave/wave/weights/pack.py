@@ -23,6 +23,7 @@ from onewave.base.weight_formats import COMPACT, WeightFormat
 from onewave.wave.plan.layout import LIST_WORDS, TILE_VALUES
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights.formats import TileFormat, Tiles, tile_format
+from onewave.wave.weights.formats.tile_format import UnpackedRows
 
 # Working memory of packing without a kernel. With less, packing takes more steps; with more, loading needs more memory.
 _WORKING_BYTES = 128 << 20
@@ -328,8 +329,6 @@ class WeightStream:
             whole = self.read_blocks(name, cols, low, high)[first * count - low * self.shape.rows :][: rows * count]
             out.copy_(whole.view(rows, count, cols).transpose(0, 1))
             return out.view(count * rows, cols)
-        from onewave.wave.weights.pack_impl import UnpackedRows
-
         self.format_of(name).unpack(self._tiles(name), places, UnpackedRows(out, count, first, low, high - low))
         return out.view(count * rows, cols)
 

@@ -23,7 +23,6 @@ BESIDE     bytes of an image's scales and minima
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,30 +30,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from onewave.base.weight_formats import GroupRounding
 from onewave.gpu.launch import launch_kernel
 from onewave.wave.plan.layout import TileShape
+from onewave.wave.weights.formats.tile_format import Groups, Tiles, UnpackedRows
 
 if TYPE_CHECKING:
-    from onewave.wave.weights.formats.tile_format import Tiles
     from onewave.wave.weights.row_table import RowTable
 
 _PARTS = 4  # programs a tile: 2,048 values each, 16 a thread
-
-
-@dataclass(frozen=True)
-class UnpackedRows:
-    """Rows to read back, of `count` matrices with alternating rows in the stream.
-
-    out: [count, rows, cols], contiguous: each matrix's rows from first_row on. first_block, blocks: the stream's row
-    blocks that hold them.
-    """
-
-    out: Tensor
-    count: int
-    first_row: int
-    first_block: int
-    blocks: int
 
 
 @triton.jit
@@ -276,48 +259,43 @@ def pack_tiles(
 
 def unpack_tiles(stream: Tensor, places: Tensor, part: UnpackedRows, shape: TileShape) -> None:
     """Read rows of 16-bit weights back."""
-    _, height, cols = part.out.shape
-    tiles = -(-cols // shape.cols)
-    launch_kernel(
-        _unpack_kernel, (part.blocks * tiles, _PARTS),
-        stream, places, part.out, height, cols, part.first_block, tiles, part.first_row,
-        R=shape.rows, COUNT=part.count, PART=8192 // _PARTS, num_warps=4,
+    _unpack(_unpack_kernel, (stream, places), part, shape, 1)
+
+
+def unpack_bytes(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, number: int) -> None:
+    """Dequantise rows of one-byte weights: each value times its row's scale, rounded once to out's dtype. number: the
+    kernel's FORMAT (1: int8, 2: fp8)."""
+    read, images = (tiles.images, places, tiles.scales), shape.images
+    _unpack(_unpack_bytes_kernel, read, part, shape, images, FORMAT=number, IMAGES=images)
+
+
+def unpack_groups(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, groups: Groups) -> None:
+    """Dequantise rows of weights in groups in float32, rounded once to out's dtype."""
+    _unpack(
+        _unpack_groups_kernel, (tiles.images, places, tiles.scales), part, shape, shape.images,
+        BITS=groups.bits, GROUP=groups.size, MINIMA=groups.minima, FLOATS=groups.floats, NESTED=groups.nested,
+        NUMBER=tl.float32 if groups.number is torch.float32 else tl.float16,
+        BESIDE=shape.tile_bytes // shape.images - 1024 * groups.bits, IMAGES=shape.images,
     )  # fmt: skip
 
 
-def unpack_bytes(
-    stream: Tensor, places: Tensor, scales: Tensor, part: UnpackedRows, shape: TileShape, number: int
+def unpack_sixes(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape) -> None:
+    """Dequantise rows of 6-bit weights, likewise."""
+    read, images = (tiles.images, places, tiles.scales), shape.images
+    _unpack(_unpack_sixes_kernel, read, part, shape, images, TILE=shape.tile_bytes, IMAGES=images)
+
+
+def _unpack(
+    kernel: Any, read: tuple[Tensor | None, ...], part: UnpackedRows, shape: TileShape, images: int, **constants: Any
 ) -> None:
-    """Dequantise rows of one-byte weights: each value times its row's scale, rounded once to out's dtype.
-
-    scales: float32, of the rows of all blocks. number: the kernel's FORMAT (1: int8, 2: fp8).
-    """
+    """Launch a kernel for all images of a part's tiles. read: its first arguments."""
     _, height, cols = part.out.shape
     tiles = -(-cols // shape.cols)
     launch_kernel(
-        _unpack_bytes_kernel, (part.blocks * tiles * shape.images, _PARTS),
-        stream, places, scales, part.out, height, cols, part.first_block, tiles, part.first_row,
-        R=shape.rows, COUNT=part.count, FORMAT=number, IMAGES=shape.images, PART=8192 // _PARTS, num_warps=4,
+        kernel, (part.blocks * tiles * images, _PARTS),
+        *read, part.out, height, cols, part.first_block, tiles, part.first_row,
+        R=shape.rows, COUNT=part.count, PART=8192 // _PARTS, num_warps=4, **constants,
     )  # fmt: skip
-
-
-def unpack_nibbles(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, form: GroupRounding) -> None:
-    """Dequantise rows of 4-bit weights in float32, rounded once to out's dtype."""
-    _unpack_groups(tiles, places, part, shape, BITS=4, GROUP=form.group, MINIMA=form.minima, NUMBER=tl.float16)
-
-
-def unpack_wide(
-    tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, group: int, number: torch.dtype,
-    *, floats: bool = False,
-) -> None:  # fmt: skip
-    """Dequantise rows of 8-bit weights with a scale a group, likewise. number: of the scales, float16|float32."""
-    scale = tl.float32 if number is torch.float32 else tl.float16
-    _unpack_groups(tiles, places, part, shape, BITS=8, GROUP=group, MINIMA=False, NUMBER=scale, FLOATS=floats)
-
-
-def unpack_halves(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape) -> None:
-    """Read rows of 16-bit weights beside 4-bit ones back."""
-    _unpack_groups(tiles, places, part, shape, BITS=16, GROUP=128, MINIMA=False, NUMBER=tl.float16)
 
 
 def look_up_rows(table: RowTable, ids: Tensor, out: Tensor) -> None:
@@ -327,32 +305,4 @@ def look_up_rows(table: RowTable, ids: Tensor, out: Tensor) -> None:
         _look_up_kernel, (len(ids), -(-cols // 1024)),
         ids, table.codes, table.scales, table.minima, table.steps, table.row_scales, out, cols,
         BITS=table.bits, PART=1024, num_warps=4,
-    )  # fmt: skip
-
-
-def unpack_nested(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, bits: int) -> None:
-    """Dequantise rows of nested formats of four or eight bits, likewise."""
-    _unpack_groups(tiles, places, part, shape, BITS=bits, GROUP=32, MINIMA=True, NUMBER=tl.float16, NESTED=True)
-
-
-def unpack_sixes(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape) -> None:
-    """Dequantise rows of 6-bit weights, likewise."""
-    _, height, cols = part.out.shape
-    count = -(-cols // shape.cols)
-    launch_kernel(
-        _unpack_sixes_kernel, (part.blocks * count * shape.images, _PARTS),
-        tiles.images, places, tiles.scales, part.out, height, cols, part.first_block, count, part.first_row,
-        R=shape.rows, COUNT=part.count, TILE=shape.tile_bytes, IMAGES=shape.images, PART=8192 // _PARTS, num_warps=4,
-    )  # fmt: skip
-
-
-def _unpack_groups(tiles: Tiles, places: Tensor, part: UnpackedRows, shape: TileShape, **constants: Any) -> None:
-    _, height, cols = part.out.shape
-    count = -(-cols // shape.cols)
-    beside = shape.tile_bytes // shape.images - 1024 * constants["BITS"]
-    launch_kernel(
-        _unpack_groups_kernel, (part.blocks * count * shape.images, _PARTS),
-        tiles.images, places, tiles.scales, part.out, height, cols, part.first_block, count, part.first_row,
-        R=shape.rows, COUNT=part.count, BESIDE=beside, IMAGES=shape.images, PART=8192 // _PARTS, num_warps=4,
-        **{"NESTED": False, "FLOATS": False} | constants,
     )  # fmt: skip

@@ -28,6 +28,12 @@ def bytes_of_threads(operands: Tensor) -> Tensor:
     return cut.permute(0, 4, 1, 3, 6, 5, 7, 2).reshape(-1, 8192)
 
 
+def operands_of_threads(images: Tensor) -> Tensor:
+    """Undo bytes_of_threads: uint8 [images, 8192] to operands A [images, 64, 128]."""
+    row = torch.arange(64, device=images.device)[:, None]
+    return images[:, place_in_image(row, torch.arange(128, device=images.device)[None, :])]
+
+
 def place_in_image(row: Tensor, column: Tensor) -> Tensor:
     """Locate operand A's value [row, column] among an image's values; int64, any shape.
 

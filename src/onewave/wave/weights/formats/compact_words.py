@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from onewave.base.weight_formats import COMPACT
 from onewave.wave.weights.compact import bases_of, compact_images, restore_images, scales_of
-from onewave.wave.weights.formats.tile_format import TileFormat, Tiles
-
-if TYPE_CHECKING:
-    from onewave.wave.weights.pack_impl import UnpackedRows
+from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, UnpackedRows
 
 
 class CompactTiles(TileFormat):

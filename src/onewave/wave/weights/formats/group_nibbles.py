@@ -7,18 +7,13 @@ for each of 4 times 16 rows and 8 r.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from onewave.base.group_rounding import GroupedRows, restore_groups, round_groups
 from onewave.base.weight_formats import GroupRounding
 from onewave.wave.plan.layout import TILE_VALUES, TileShape
-from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, operands_of, padded, rows_of
-
-if TYPE_CHECKING:
-    from onewave.wave.weights.pack_impl import UnpackedRows
+from onewave.wave.weights.formats.tile_format import Groups, TileFormat, Tiles, operands_of, padded, rows_of
 
 _IMAGE_BYTES = TILE_VALUES // 2
 
@@ -32,6 +27,7 @@ class NibbleTiles(TileFormat):
     def __init__(self, form: GroupRounding, shape: TileShape, dtype: torch.dtype):
         super().__init__(form, shape, dtype)
         self._rounding, self.product = form, form.number
+        self.groups = Groups(4, form.group, minima=form.minima)
 
     def pack(self, rows: Tensor) -> Tiles:
         return self.pack_groups(round_groups(rows, self._rounding))
@@ -71,11 +67,6 @@ class NibbleTiles(TileFormat):
 
     def expected(self, rows: Tensor) -> Tensor:
         return self.restore_groups(round_groups(rows, self._rounding))
-
-    def unpack(self, tiles: Tiles, places: Tensor, part: UnpackedRows) -> None:
-        from onewave.wave.weights.pack_impl import unpack_nibbles
-
-        unpack_nibbles(tiles, places, part, self.shape, self._rounding)
 
 
 def nibble_images(operands: Tensor) -> Tensor:

@@ -13,8 +13,6 @@ them are three parts, each with the rows of all images, such a row as in group_n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -22,11 +20,8 @@ from onewave.base.group_rounding import GroupedRows
 from onewave.base.weight_formats import MixedFormat
 from onewave.wave.plan.layout import TILE_VALUES, TileShape
 from onewave.wave.weights.formats.group_nibbles import beside_images, codes_of, nibble_images, numbers_of
-from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, operands_of, padded, rows_of
-from onewave.wave.weights.rounding import bytes_of_threads, place_in_image
-
-if TYPE_CHECKING:
-    from onewave.wave.weights.pack_impl import UnpackedRows
+from onewave.wave.weights.formats.tile_format import Groups, TileFormat, Tiles, operands_of, padded, rows_of
+from onewave.wave.weights.rounding import bytes_of_threads, operands_of_threads
 
 
 class NestedTiles(TileFormat):
@@ -38,6 +33,7 @@ class NestedTiles(TileFormat):
         super().__init__(form, shape, dtype)
         self.bits, self.product = 4 * width, form.nibbles.number if width == 1 else 0
         self._values = TILE_VALUES * self.bits // 8 * shape.images
+        self.groups = Groups(self.bits, 32, minima=True, nested=True)
 
     def pack_groups(self, rows: GroupedRows) -> Tiles:
         """Lay out rows that are quantised already."""
@@ -71,9 +67,7 @@ class NestedTiles(TileFormat):
             operands, pairs = codes_of(values), torch.cat(parts[:2], dim=1)
             scales, minima = (numbers(part, 128) for part in parts[2].chunk(2, dim=1))
         else:
-            row = torch.arange(64, device=values.device)[:, None]
-            at = place_in_image(row, torch.arange(128, device=values.device)[None, :])
-            operands, pairs = values[:, at], parts[2]
+            operands, pairs = operands_of_threads(values), parts[2]
             scales, minima = (numbers(part, 32) for part in parts[:2])
         steps = numbers(pairs, 32).contiguous().view(torch.int8).view(len(scales), -1, 2)
         codes = rows_of(operands, cols, self.shape)
@@ -81,11 +75,6 @@ class NestedTiles(TileFormat):
 
     def restore_groups(self, rows: GroupedRows) -> Tensor:
         return restore_nested(rows, self.bits, self.dtype)
-
-    def unpack(self, tiles: Tiles, places: Tensor, part: UnpackedRows) -> None:
-        from onewave.wave.weights.pack_impl import unpack_nested
-
-        unpack_nested(tiles, places, part, self.shape, self.bits)
 
 
 def restore_nested(rows: GroupedRows, bits: int, dtype: torch.dtype) -> Tensor:

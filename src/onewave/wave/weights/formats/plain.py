@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from onewave.wave.plan.layout import TILE_BYTES, TileShape
-from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, padded
-
-if TYPE_CHECKING:
-    from onewave.wave.weights.pack_impl import UnpackedRows
+from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, UnpackedRows, padded
 
 
 class PlainTiles(TileFormat):

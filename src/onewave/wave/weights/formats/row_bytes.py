@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from onewave.base.rounding import restore_rows, round_rows
 from onewave.base.weight_formats import RowRounding
 from onewave.wave.plan.layout import TileShape
-from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, rows_of
-from onewave.wave.weights.rounding import byte_images, place_in_image, unpaired
-
-if TYPE_CHECKING:
-    from onewave.wave.weights.pack_impl import UnpackedRows
+from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, UnpackedRows, rows_of
+from onewave.wave.weights.rounding import byte_images, operands_of_threads, unpaired
 
 
 class ByteTiles(TileFormat):
@@ -39,9 +34,8 @@ class ByteTiles(TileFormat):
 
     def restore(self, tiles: Tiles, cols: int) -> Tensor:
         assert tiles.scales is not None
-        row = torch.arange(64, device=tiles.images.device)[:, None]
-        at = place_in_image(row, torch.arange(128, device=tiles.images.device)[None, :])
-        made = rows_of(unpaired(tiles.images.view(-1, 8192), self._rounding)[:, at], cols, self.shape)
+        images = unpaired(tiles.images.view(-1, 8192), self._rounding)
+        made = rows_of(operands_of_threads(images), cols, self.shape)
         return restore_rows(made, tiles.scales, self._rounding, self.dtype)
 
     def expected(self, rows: Tensor) -> Tensor:
@@ -50,5 +44,4 @@ class ByteTiles(TileFormat):
     def unpack(self, tiles: Tiles, places: Tensor, part: UnpackedRows) -> None:
         from onewave.wave.weights.pack_impl import unpack_bytes
 
-        assert tiles.scales is not None
-        unpack_bytes(tiles.images, places, tiles.scales, part, self.shape, self._rounding.number)
+        unpack_bytes(tiles, places, part, self.shape, self._rounding.number)

@@ -6,18 +6,13 @@ signed byte. The rest of a tile is unused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from onewave.base.group_rounding import GroupedRows
 from onewave.wave.plan.layout import TILE_VALUES
 from onewave.wave.weights.formats.group_nibbles import beside_images, numbers_of
-from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, operands_of, padded, rows_of
-
-if TYPE_CHECKING:
-    from onewave.wave.weights.pack_impl import UnpackedRows
+from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, UnpackedRows, operands_of, padded, rows_of
 
 # Of an image: its three planes, its integers, and what its scales are behind.
 _PLANES, _STEPS, _SCALES = TILE_VALUES * 6 // 8, 512, 56 * 128

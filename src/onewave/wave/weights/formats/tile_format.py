@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,9 +11,6 @@ from torch import Tensor
 from onewave.base.group_rounding import GroupedRows
 from onewave.base.weight_formats import WeightFormat
 from onewave.wave.plan.layout import TileShape
-
-if TYPE_CHECKING:
-    from onewave.wave.weights.pack_impl import UnpackedRows
 
 
 @dataclass(frozen=True)
@@ -32,14 +28,43 @@ class Tiles:
     reached: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class UnpackedRows:
+    """Rows to read back, of `count` matrices with alternating rows in the stream.
+
+    out: [count, rows, cols], contiguous: each matrix's rows from first_row on. first_block, blocks: the stream's row
+    blocks that hold them.
+    """
+
+    out: Tensor
+    count: int
+    first_row: int
+    first_block: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Groups:
+    """How a kernel reads weights in groups. bits: of a code, 16 of a weight as it is. size: columns of a group. number:
+    of scales and minima. nested: as formats/nested.py has them. floats: codes of eight bits are e4m3, in pairs."""
+
+    bits: int
+    size: int = 128
+    number: torch.dtype = torch.float16
+    minima: bool = False
+    nested: bool = False
+    floats: bool = False
+
+
 class TileFormat(ABC):
     """A format of weights in a stream. form: None for 16 bits. dtype: of plain matrices.
 
-    working_bytes: of a value while it is packed without a kernel. wide: rows come in float32, the product with the gain
-    not rounded. product: the FORMAT of the product of several tokens that reads such tiles; 0: none does.
+    working_bytes: of a value while it is packed without a kernel. groups: of formats with a scale a group. wide: rows
+    come in float32, the product with the gain not rounded. product: the FORMAT of the product of several tokens that reads such tiles; 0: none does.
     """
 
     working_bytes: int
+    groups: Groups
     wide = False
     product = 0
 
@@ -75,9 +100,11 @@ class TileFormat(ABC):
         """
         return False
 
-    @abstractmethod
     def unpack(self, tiles: Tiles, places: Tensor, part: UnpackedRows) -> None:
         """Read rows back by a kernel. tiles, places: as of pack_by_kernel."""
+        from onewave.wave.weights.pack_impl import unpack_groups
+
+        unpack_groups(tiles, places, part, self.shape, self.groups)
 
 
 def padded(rows: Tensor, shape: TileShape, value: int = 0) -> Tensor:

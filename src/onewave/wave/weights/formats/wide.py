@@ -6,8 +6,6 @@ images of 16 KiB; what lies beside them is unused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -15,94 +13,85 @@ from onewave.base.group_rounding import GroupedRows, restore_groups, round_bytes
 from onewave.base.weight_formats import ROW_ROUNDINGS, MixedFormat
 from onewave.wave.plan.layout import TILE_VALUES, TileShape
 from onewave.wave.weights.formats.group_nibbles import beside_images, numbers_of
-from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, operands_of, padded, rows_of
-from onewave.wave.weights.rounding import bytes_of_threads, paired, place_in_image, unpaired
-
-if TYPE_CHECKING:
-    from onewave.wave.weights.pack_impl import UnpackedRows
+from onewave.wave.weights.formats.tile_format import Groups, TileFormat, Tiles, operands_of, padded, rows_of
+from onewave.wave.weights.rounding import bytes_of_threads, operands_of_threads, paired, unpaired
 
 _E4M3 = ROW_ROUNDINGS["fp8"]
 
 
-class WideTiles(TileFormat):
-    """Eight bits a weight, 128 for zero, with a scale a group."""
+class ScaledBytes(TileFormat):
+    """Eight bits a weight with a scale a group, in the order of operand A's registers. zero: the code of 0."""
 
     working_bytes = 20
-    wide = True
+    zero = 0
 
-    def __init__(self, form: MixedFormat, shape: TileShape, dtype: torch.dtype):
-        super().__init__(form, shape, dtype)
-        self._group, self._number = form.wide_group, torch.float32 if form.wide_number == 4 else torch.float16
+    def in_order(self, images: Tensor) -> Tensor:
+        """Lay out images' bytes, [images, 8192], as the kernel reads them."""
+        return images
 
-    def pack(self, rows: Tensor) -> Tiles:
-        return self.pack_groups(round_bytes(rows, self._group, self._number))
+    def out_of_order(self, images: Tensor) -> Tensor:
+        """Undo in_order."""
+        return images
 
     def pack_groups(self, rows: GroupedRows) -> Tiles:
         """Lay out rows that are rounded already."""
-        codes = padded(rows.codes, self.shape, 128)
-        images = bytes_of_threads(operands_of(codes, self.shape)).view(-1, TILE_VALUES * self.shape.images)
-        beside = beside_images(rows.scales, self._group, self.shape)
+        images = bytes_of_threads(operands_of(padded(rows.codes, self.shape, self.zero), self.shape))
+        images = self.in_order(images).view(-1, TILE_VALUES * self.shape.images)
+        beside = beside_images(rows.scales, self.groups.size, self.shape)
         return Tiles(torch.cat((images, beside.view(len(images), -1)), dim=1), rows.row_scales)
 
     def restore(self, tiles: Tiles, cols: int) -> Tensor:
         assert tiles.scales is not None
         values = TILE_VALUES * self.shape.images
-        row = torch.arange(64, device=tiles.images.device)[:, None]
-        at = place_in_image(row, torch.arange(128, device=tiles.images.device)[None, :])
-        codes = rows_of(tiles.images[:, :values].reshape(-1, TILE_VALUES)[:, at], cols, self.shape)
-        numbers = tiles.images[:, values:].reshape(-1, 1, self.shape.tile_bytes // self.shape.images - TILE_VALUES)
-        scales = numbers_of(numbers.contiguous().view(self._number)[:, 0], cols, self._group, self.shape)
+        images = self.out_of_order(tiles.images[:, :values].reshape(-1, TILE_VALUES))
+        numbers = tiles.images[:, values:].reshape(len(images), -1).contiguous().view(self.groups.number)
+        scales = numbers_of(numbers, cols, self.groups.size, self.shape)
+        codes = rows_of(operands_of_threads(images), cols, self.shape)
         return self.restore_groups(GroupedRows(codes, scales, None, tiles.scales))
 
+
+class WideTiles(ScaledBytes):
+    """Whole numbers, 128 for zero."""
+
+    wide = True
+    zero = 128
+
+    def __init__(self, form: MixedFormat, shape: TileShape, dtype: torch.dtype):
+        super().__init__(form, shape, dtype)
+        self.groups = Groups(8, form.wide_group, torch.float32 if form.wide_number == 4 else torch.float16)
+
+    def pack(self, rows: Tensor) -> Tiles:
+        return self.pack_groups(round_bytes(rows, self.groups.size, self.groups.number))
+
     def restore_groups(self, rows: GroupedRows) -> Tensor:
-        return restore_groups(rows, self._group, self.dtype, zero=128)
+        return restore_groups(rows, self.groups.size, self.dtype, zero=128)
 
     def expected(self, rows: Tensor) -> Tensor:
-        return self.restore_groups(round_bytes(rows, self._group, self._number))
-
-    def unpack(self, tiles: Tiles, places: Tensor, part: UnpackedRows) -> None:
-        from onewave.wave.weights.pack_impl import unpack_wide
-
-        unpack_wide(tiles, places, part, self.shape, self._group, self._number)
+        return self.restore_groups(round_bytes(rows, self.groups.size, self.groups.number))
 
 
-class FloatTiles(TileFormat):
+class FloatTiles(ScaledBytes):
     """e4m3 numbers, in pairs as row_bytes.py has them, with a float32 scale for 128 columns."""
 
-    working_bytes = 20
+    groups = Groups(8, 128, torch.float32, floats=True)
 
-    def pack_groups(self, rows: GroupedRows) -> Tiles:
-        """Lay out rows that are quantised already."""
-        images = bytes_of_threads(operands_of(padded(rows.codes, self.shape), self.shape))
-        images = paired(images, _E4M3).view(-1, TILE_VALUES * self.shape.images)
-        beside = beside_images(rows.scales, 128, self.shape)
-        return Tiles(torch.cat((images, beside.view(len(images), -1)), dim=1), rows.row_scales)
+    def in_order(self, images: Tensor) -> Tensor:
+        return paired(images, _E4M3)
 
-    def restore(self, tiles: Tiles, cols: int) -> Tensor:
-        assert tiles.scales is not None
-        values = TILE_VALUES * self.shape.images
-        row = torch.arange(64, device=tiles.images.device)[:, None]
-        at = place_in_image(row, torch.arange(128, device=tiles.images.device)[None, :])
-        images = unpaired(tiles.images[:, :values].reshape(-1, TILE_VALUES), _E4M3)
-        numbers = tiles.images[:, values:].contiguous().view(torch.float32).view(-1, 64)
-        scales = numbers_of(numbers, cols, 128, self.shape)
-        return self.restore_groups(GroupedRows(rows_of(images[:, at], cols, self.shape), scales, None, tiles.scales))
+    def out_of_order(self, images: Tensor) -> Tensor:
+        return unpaired(images, _E4M3)
 
     def restore_groups(self, rows: GroupedRows) -> Tensor:
         values = rows.codes.view(torch.float8_e4m3fn).float()
         scales = rows.scales.repeat_interleave(128, dim=1)[:, : values.shape[1]]
         return (values * scales * rows.row_scales[:, None]).to(self.dtype)
 
-    def unpack(self, tiles: Tiles, places: Tensor, part: UnpackedRows) -> None:
-        from onewave.wave.weights.pack_impl import unpack_wide
-
-        unpack_wide(tiles, places, part, self.shape, 128, torch.float32, floats=True)
-
 
 class HalfTiles(TileFormat):
     """Sixteen bits a weight, as they are, in the order of operand A's registers."""
 
     working_bytes = 6
+    groups = Groups(16)
 
     def pack(self, rows: Tensor) -> Tiles:
         operands = operands_of(padded(rows, self.shape), self.shape)
@@ -117,8 +106,3 @@ class HalfTiles(TileFormat):
         values = tiles.images[:, : 2 * TILE_VALUES * self.shape.images].contiguous().view(self.dtype)
         cut = values.view(-1, 8, 4, 8, 4, 2, 2, 2).permute(0, 2, 6, 3, 1, 5, 4, 7)
         return rows_of(cut.reshape(-1, 64, 128), cols, self.shape)
-
-    def unpack(self, tiles: Tiles, places: Tensor, part: UnpackedRows) -> None:
-        from onewave.wave.weights.pack_impl import unpack_halves
-
-        unpack_halves(tiles, places, part, self.shape)
