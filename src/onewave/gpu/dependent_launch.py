@@ -33,6 +33,11 @@ def has_dependent_launch(tensor: Tensor) -> bool:
     return tensor.is_cuda and capability(tensor.device) >= (9, 0)
 
 
+def overlapping(overlaps: bool) -> dict[str, bool]:
+    """Arguments of a launch: the kernel's constant PDL and, where it is True, the option."""
+    return {"PDL": True, "launch_pdl": True} if overlaps else {"PDL": False}
+
+
 def dependent_launch(tensor: Tensor) -> dict[str, bool]:
-    """Arguments of a launch on this tensor's device: the kernel's constant PDL and, where it is True, the option."""
-    return {"PDL": True, "launch_pdl": True} if has_dependent_launch(tensor) else {"PDL": False}
+    """Such arguments on this tensor's device."""
+    return overlapping(has_dependent_launch(tensor))

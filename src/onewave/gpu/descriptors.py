@@ -23,6 +23,13 @@ def _layout(rank: int, bits: int, swizzle: int = 128) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=rank)
 
 
+def describable(tensor: Tensor) -> Tensor:
+    """Return a matrix, or a copy of it that TMA can address: rows at multiples of 16 bytes."""
+    fits = tensor.stride(1) == 1 and tensor.stride(0) * tensor.element_size() % 16 == 0
+    fits = fits and tensor.stride(0) >= tensor.shape[1] and tensor.data_ptr() % 16 == 0
+    return tensor if fits else tensor.clone(memory_format=torch.contiguous_format)
+
+
 def describe_matrix(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Descriptor of [rows, columns] of 1 or 2 bytes, in boxes of rows x columns; zeros beyond its bounds.
 

@@ -43,7 +43,7 @@ _MORE_OPTIONS = {
     "attention_varlen": ("descriptors", "page_size", "sequences"),
     "decode_attention": ("kv_dtype", "seq_len"),
     "ffn": ("gated", "workers"),
-    "linear": ("sequences", "tiles"),
+    "linear": ("gated", "sequences", "tiles"),
     "masked_multihead_attention": ("kv_dtype", "seq_len"),
     "quantize_rows": ("codes",),
     "post_attention": ("workers",),
@@ -96,8 +96,9 @@ def explain(
         either (dtype: of the output)
         decode_attention q, k_cache (paged: block_table=(rows, blocks); quantised: kv_dtype="int8"; one row's length:
         seq_len=1000); masked_multihead_attention qkv, cache_k; append_kv qkv, k_cache
-        merge_attention the stacked outs; linear, linear_int8 and linear_fp8 x, weight (linear: tiles="int8",
-        sequences=8, in a stream of that format for so many sequences); ffn x, w_up, w_down (gated=True, workers=132);
+        merge_attention the stacked outs; linear, linear_int8 and linear_fp8 x, weight (linear: gated=True, as of
+        linear_swiglu; tiles="int8", sequences=8, in a stream of that format for so many sequences)
+        ffn x, w_up, w_down (gated=True, workers=132);
         post_attention attended, o, gate_up (workers=132); rms_norm, add_rms_norm and
         swiglu x; quantize_rows x (codes="int8" or "fp8")
     device: "cpu", "cuda", or a GPU that need not be there, such as "cuda:sm_90"; default: this machine's. dtype:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from onewave.base.device import Device
+from onewave.base.errors import ShapeError
 from onewave.ops.choice import Asked, Choice
 from onewave.ops.linear.choose import CompactChoice, PackedChoice, ProductChoice, choose, choose_tiles, describe
 
@@ -99,3 +100,12 @@ def test_few_packed_rows_and_tokens_are_widened_into_shared_memory_and_others_in
     for (tokens, rows, cols), tile in sizes.items():
         choice = choose_tiles(tokens, rows, cols, (3, 16, 1), None, 132, gated=rows == 28672)
         assert (None if isinstance(choice, CompactChoice) else (choice.rows, choice.tokens)) == tile
+
+
+@pytest.mark.parametrize("tiles", [{}, {"tiles": "int8", "sequences": 8}])
+def test_a_gated_question_is_answered_with_the_gated_product(tiles: dict[str, object]) -> None:
+    choice = chosen(64, 28672, 4096, gated=True, **tiles)
+    assert isinstance(choice, PackedChoice if tiles else ProductChoice)
+    assert choice.gated
+    with pytest.raises(ShapeError, match="an even number"):
+        chosen(64, 28671, 4096, gated=True)

@@ -55,8 +55,8 @@ _MODULES = ("onewave.engine.load.sketches", "onewave.ops.attention.hopper.launch
 # Imported while the driver makes a context of the GPU: all that a load's first launches would import in turn.
 _LAUNCHING = (
     "onewave.engine.load.wave", "onewave.wave.kernel.kernel", "onewave.wave.weights.compact_impl",
-    "onewave.ops.linear.stream", "onewave.ops.linear.hopper.packed_launch", "onewave.ops.linear.hopper.compact_launch",
-    "onewave.ops.attention.hopper.launch", "onewave.ops.append_kv.triton_impl", "onewave.ops.rms_norm.triton_impl",
+    "onewave.ops.linear.stream", "onewave.ops.linear.hopper.stream_launch", "onewave.ops.attention.hopper.launch",
+    "onewave.ops.append_kv.triton_impl", "onewave.ops.rms_norm.triton_impl",
     "onewave.ops.post_attention.separate",
 )  # fmt: skip
 

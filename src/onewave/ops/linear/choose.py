@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.device import Device
-from onewave.base.errors import InvalidArgumentError, shown
+from onewave.base.errors import InvalidArgumentError, ShapeError, shown
 from onewave.base.gpus import TILES, tile_us
 from onewave.base.weight_formats import COMPACT, ROUNDINGS, find_format
 from onewave.ops.choice import Asked, Call, Choice, Counted, because, empty_on_meta
@@ -213,7 +213,7 @@ def choose(call: LinearCall) -> Choice:
     if not call.on_gpu:
         return _ON_CPU
     if call.tiles is not None:
-        choice = choose_in_stream(x, weight.shape[0], call.tiles, call.out_dtype, call.device)
+        choice = choose_in_stream(x, weight.shape[0], call.tiles, call.out_dtype, call.device, gated=call.gated)
         plain = replace(call, tiles=None)
         return choice or replace(found := choose(plain), reasons=(_UNPACKED, *found.reasons))
     if x.dtype not in _HALVES or not weight.is_contiguous():
@@ -347,14 +347,14 @@ def choose_tiles(
         down, right = blocks_of(narrow, tokens, rows)
         kernel = "linear/hopper/compact_kernel.py: compact_gemm_kernel"
         return CompactChoice(
-            "gluon", "hopper.compact_launch", kernel, (_ONE_ORDER,), *narrow, box_rows_of(tokens), down, right,
+            "gluon", "hopper.stream_launch", kernel, (_ONE_ORDER,), *narrow, box_rows_of(tokens), down, right,
             min(sms, down * right), to_map, gated, tile_rows=tile_rows, images=images,
         )  # fmt: skip
     height, width = wide
     down, right = -(-tokens // width), -(-rows // height)
     kernel = "linear/hopper/packed_kernel.py: packed_gemm_kernel"
     return PackedChoice(
-        "gluon", "hopper.packed_launch", kernel, (_ONE_ORDER,), height, width, down, right, min(sms, down * right),
+        "gluon", "hopper.stream_launch", kernel, (_ONE_ORDER,), height, width, down, right, min(sms, down * right),
         to_map, gated, form, tile_rows, images,
     )  # fmt: skip
 
@@ -373,13 +373,16 @@ def choose_in_stream(
 
 
 def describe(asked: Asked) -> LinearCall:
-    """A question: x, weight. tiles, sequences: of a stream in which the weight is."""
+    """A question: x, weight. gated: of linear_swiglu. tiles, sequences: of a stream in which the weight is."""
     from onewave.ops.linear.op import linear
 
     x, weight = (empty_on_meta(shape, asked.dtype) for shape in asked.take((2,), (2,)))
     out = asked.dtype_of("out_dtype", asked.dtype) if "out_dtype" in asked.options else None
     linear(x, weight, out_dtype=out)  # on meta: nothing runs but the checks
-    return LinearCall(x, weight, None, out, tiles=_tiles(asked), described=asked.device)
+    gated = bool(asked.options.get("gated"))
+    if gated and len(weight) % 2:
+        raise ShapeError("explain linear: weight", got=f"{len(weight)} rows", allowed="an even number with gated")
+    return LinearCall(x, weight, None, out, gated, _tiles(asked), described=asked.device)
 
 
 def _tiles(asked: Asked) -> tuple[int, int, int] | None:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
-from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
 from onewave.ops.choice import Asked, Choice, Counted, because, empty_on_meta
@@ -128,8 +127,3 @@ def describe(asked: Asked) -> ScaledCall:
     check_operands(asked.operator, kind, x, weight, call.epilogue)
     check(call)
     return call
-
-
-def can_describe(x: Tensor) -> bool:
-    """Whether TMA can read rows of bytes where they lie."""
-    return x.stride(1) == 1 and x.stride(0) >= x.shape[1] and x.stride(0) % 16 == 0 and x.data_ptr() % 16 == 0

@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, WaveStalled, shown
+from onewave.gpu.descriptors import describable
 from onewave.gpu.launch import launch_kernel
 from onewave.ops.ffn.call import FFNCall
 from onewave.ops.ffn.chain.kernel import chain_kernel, started_kernel
@@ -236,12 +237,6 @@ class Chain:
             numbers = {"expected": stall.expected, "got": stall.got}
             found.append({"worker": stall.worker, "task": task, "counter": counter, **numbers})
         return found
-
-
-def describable(tensor: Tensor) -> Tensor:
-    """Return the tensor, or a copy that TMA can address: rows at multiples of 16 bytes."""
-    fits = tensor.stride(1) == 1 and tensor.stride(0) % 8 == 0 and tensor.stride(0) >= tensor.shape[1]
-    return tensor if fits and tensor.data_ptr() % 16 == 0 else tensor.clone(memory_format=torch.contiguous_format)
 
 
 _Asked = tuple[FFNSizes, int, str, str, ChainTile | None, bool, torch.device, torch.dtype, str | None]

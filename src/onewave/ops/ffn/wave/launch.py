@@ -12,6 +12,7 @@ from torch import Tensor
 
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.base.weight_formats import COMPACT
+from onewave.gpu.descriptors import describable
 from onewave.ops import checks
 from onewave.ops.ffn.call import FFNCall
 from onewave.ops.ffn.choose import WaveChoice
@@ -79,8 +80,7 @@ class PackedFFN:
         if not 1 <= len(x) <= self.batch:
             raise InvalidArgumentError("ffn: rows of x", got=str(len(x)), allowed=f"1 to {self.batch}, as packed for")
         refuse_grad("PackedFFN", x)
-        if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
-            x = x.clone(memory_format=torch.contiguous_format)
+        x = describable(x)
         for at, wave in enumerate(self.waves):
             width = self._out if at == len(self.waves) - 1 else self._inner
             x = wave(x, x.new_empty(len(x), width), keep_back=keep_back if at == 0 else None)

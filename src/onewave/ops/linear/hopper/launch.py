@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
-from onewave.gpu.descriptors import describe_matrix
+from onewave.gpu.dependent_launch import overlapping
+from onewave.gpu.descriptors import describable, describe_matrix
 from onewave.gpu.launch import launch_kernel
 from onewave.ops.linear.choose import LinearCall, ProductChoice
 from onewave.ops.linear.hopper.kernel import gemm_kernel
@@ -14,14 +15,11 @@ from onewave.ops.linear.hopper.kernel import gemm_kernel
 
 def run(call: LinearCall, choice: ProductChoice) -> Tensor:
     """Launch the kernel that was chosen; return [tokens, rows] in out_dtype."""
-    x, weight, bias = call.x, call.weight, call.bias
-    if not can_describe(x):
-        x = x.clone(memory_format=torch.contiguous_format)
+    x, weight, bias = describable(call.x), call.weight, call.bias
     tokens, (rows, cols) = x.shape[0], weight.shape
     rows = rows // 2 if choice.gated else rows
     out = torch.empty((tokens, rows), dtype=call.out_dtype or x.dtype, device=x.device)
     extra, columns = choice.extra, choice.columns - choice.extra
-    early = {"PDL": True, "launch_pdl": True} if choice.starts_early else {"PDL": False}
     launch_kernel(
         gemm_kernel, (choice.num_programs,),
         describe_matrix(x, choice.box_rows, 64), describe_matrix(weight, columns, 64),
@@ -31,11 +29,6 @@ def run(call: LinearCall, choice: ProductChoice) -> Tensor:
         tokens, rows, choice.row_blocks, choice.column_blocks, -(-cols // (64 * choice.slices)),
         DTYPE=gl.bfloat16 if x.dtype is torch.bfloat16 else gl.float16, BOX_ROWS=choice.box_rows,
         COLUMNS=columns, EXTRA=extra, WARPGROUPS=choice.warpgroups, STAGES=choice.stages, SLICES=choice.slices,
-        BAND=choice.band, GATED=choice.gated, TO_MAP=choice.to_map, num_warps=4, **early,
+        BAND=choice.band, GATED=choice.gated, TO_MAP=choice.to_map, num_warps=4, **overlapping(choice.starts_early),
     )  # fmt: skip
     return out
-
-
-def can_describe(x: Tensor) -> bool:
-    """Whether TMA can read rows where they lie."""
-    return x.stride(1) == 1 and x.stride(0) >= x.shape[1] and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onewave.gpu.descriptors import describable
 from onewave.gpu.launch import launch_kernel
-from onewave.ops.ffn.chain.launch import Chain, describable, is_kept, keep, rows_planned
+from onewave.ops.ffn.chain.launch import Chain, is_kept, keep, rows_planned
 from onewave.ops.post_attention.call import PostAttentionCall, PostAttentionWeights
 from onewave.ops.post_attention.chain.kernel import post_attention_kernel
 from onewave.ops.post_attention.chain.plan import LayerSizes, plan_layer

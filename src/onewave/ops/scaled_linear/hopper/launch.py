@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
-from onewave.gpu.descriptors import describe_matrix
+from onewave.gpu.dependent_launch import overlapping
+from onewave.gpu.descriptors import describable, describe_matrix
 from onewave.gpu.launch import launch_kernel
 from onewave.ops.scaled_linear.call import ScaledCall
-from onewave.ops.scaled_linear.choose import HopperChoice, can_describe
+from onewave.ops.scaled_linear.choose import HopperChoice
 from onewave.ops.scaled_linear.hopper.kernel import scaled_kernel
 from onewave.ops.scaled_linear.triton_impl import epilogue_constants, epilogue_tensors, factor_of
 
@@ -18,12 +19,9 @@ _DTYPES = {torch.int8: gl.int8, torch.float8_e4m3fn: gl.float8e4nv}
 
 def run(call: ScaledCall, choice: HopperChoice) -> Tensor:
     """Launch the kernel that was chosen; return [tokens, rows] in out_dtype."""
-    x, weight, out = call.x, call.weight, call.output()
-    if not can_describe(x):
-        x = x.clone(memory_format=torch.contiguous_format)
+    x, weight, out = describable(call.x), call.weight, call.output()
     (tokens, cols), rows = x.shape, weight.shape[0]
     extra, columns = choice.extra, choice.columns - choice.extra
-    early = {"PDL": True, "launch_pdl": True} if choice.starts_early else {"PDL": False}
     launch_kernel(
         scaled_kernel, (choice.num_programs,),
         describe_matrix(x, choice.box_rows, 128), describe_matrix(weight, columns, 128),
@@ -33,6 +31,7 @@ def run(call: ScaledCall, choice: HopperChoice) -> Tensor:
         tokens, rows, choice.row_blocks, choice.column_blocks, -(-cols // (128 * choice.slices)),
         DTYPE=_DTYPES[x.dtype], OUT_DTYPE=gl.float16 if call.out_dtype is torch.float16 else gl.bfloat16,
         BOX_ROWS=choice.box_rows, COLUMNS=columns, EXTRA=extra, WARPGROUPS=choice.warpgroups, STAGES=choice.stages,
-        SLICES=choice.slices, BAND=choice.band, TO_MAP=choice.to_map, **epilogue_constants(call), num_warps=4, **early,
+        SLICES=choice.slices, BAND=choice.band, TO_MAP=choice.to_map, **epilogue_constants(call), num_warps=4,
+        **overlapping(choice.starts_early),
     )  # fmt: skip
     return out

@@ -60,7 +60,8 @@ class TileFormat(ABC):
     """A format of weights in a stream. form: None for 16 bits. dtype: of plain matrices.
 
     working_bytes: of a value while it is packed without a kernel. groups: of formats with a scale a group. wide: rows
-    come in float32, the product with the gain not rounded. product: the FORMAT of the product of several tokens that reads such tiles; 0: none does.
+    come in float32, the product with the gain not rounded. product: the FORMAT of the product of several tokens that
+    reads such tiles; 0: none does.
     """
 
     working_bytes: int
