@@ -14,7 +14,8 @@ from onewave.server.http.guard import Guard
 from onewave.server.http.logs import report
 from onewave.server.served import Served
 
-ROUTERS = tuple(one.router for one in (page, status, chat, completions, responses, messages, tokens))
+# In the order in which they are asked whether a request is theirs: those that wait for tokens first.
+ROUTERS = tuple(one.router for one in (chat, completions, responses, messages, tokens, status, page))
 
 
 def make_app(served: Served) -> FastAPI:

@@ -13,14 +13,15 @@ from onewave.engine.text.conversations import ChatLayout
 from onewave.server import conversation
 from onewave.server.answers.pieces import CallPart, Piece
 from onewave.server.conversation import Talk, template_variables, with_objects
-from onewave.server.http.events import event, event_response, guarded, json_response, until_gone
+from onewave.server.http.bodies import JsonRoute
+from onewave.server.http.events import EventResponse, event, guarded, json_response, until_gone
 from onewave.server.logprobs import chat_logprobs, prompt_logprobs
 from onewave.server.protocol.base import whole_or_streamed
 from onewave.server.protocol.chat import ChatAnswer, ChatMessage, ChatRequest
 from onewave.server.served import Served, UsesServed, answer_id
 from onewave.server.turn import Delta, Turn, steps, usage_of, whole
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/chat/completions", responses=whole_or_streamed(ChatAnswer))
@@ -30,7 +31,7 @@ async def create_chat_completion(body: ChatRequest, request: Request, served: Us
     turn = await turn_of(served, body, answer_id(request, "chatcmpl-"))
     head = {"id": turn.request_id, "created": int(time.time()), "model": name}
     if body.stream:
-        return await event_response(request, guarded(_chunks(served, body, turn, head)))
+        return EventResponse(guarded(_chunks(served, body, turn, head)))
     return json_response(await until_gone(request, _answer(served, body, turn, head)))
 
 

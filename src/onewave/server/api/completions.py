@@ -13,15 +13,16 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.engine.output import CompletionOutput, Logprobs, RequestOutput
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompts import RawPrompt
+from onewave.server.http.bodies import JsonRoute
 from onewave.server.http.errors import ApiError
-from onewave.server.http.events import event, event_response, guarded, json_response, merged, together, until_gone
+from onewave.server.http.events import EventResponse, event, guarded, json_response, merged, together, until_gone
 from onewave.server.logprobs import CompletionLogprobs, prompt_logprobs
 from onewave.server.protocol.base import ERRORS, whole_or_streamed
 from onewave.server.protocol.completions import CompletionAnswer, CompletionRequest
 from onewave.server.served import Served, UsesServed, answer_id
 from onewave.server.turn import Step, Turn, steps, usage_of, whole
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/completions", responses=whole_or_streamed(CompletionAnswer))
@@ -34,7 +35,7 @@ async def create_completion(body: CompletionRequest, request: Request, served: U
     served.engine.check_room(len(turns))
     head = {"id": own_id, "object": "text_completion", "created": int(time.time()), "model": name}
     if body.stream:
-        return await event_response(request, guarded(_chunks(served, body, turns, head)))
+        return EventResponse(guarded(_chunks(served, body, turns, head)))
     return json_response(await until_gone(request, _answer(served, body, turns, head)))
 
 

@@ -14,8 +14,9 @@ from onewave.engine.text.conversations import ChatLayout
 from onewave.server import conversation
 from onewave.server.answers.blocks import Block, BlockEvent, Blocks
 from onewave.server.conversation import Talk
+from onewave.server.http.bodies import JsonRoute
 from onewave.server.http.errors import as_anthropic, as_api_error
-from onewave.server.http.events import event, event_response, json_response, until_gone
+from onewave.server.http.events import EventResponse, event, json_response, until_gone
 from onewave.server.protocol.base import ERRORS, whole_or_streamed
 from onewave.server.protocol.messages import (
     CountAnswer,
@@ -31,7 +32,7 @@ from onewave.server.protocol.messages import (
 from onewave.server.served import Served, UsesServed, answer_id
 from onewave.server.turn import Delta, Turn, steps, usage_of, whole
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -50,7 +51,7 @@ async def create_message(body: MessagesRequest, request: Request, served: UsesSe
     turn = await conversation.turn_of(served, _talk(body, params), answer_id(request, "msg_"))
     head = {"id": turn.request_id, "type": "message", "role": "assistant", "model": name}
     if body.stream:
-        return await event_response(request, _events(served, turn, head))
+        return EventResponse(_events(served, turn, head))
     return json_response(await until_gone(request, _whole(served, turn, head)))
 
 

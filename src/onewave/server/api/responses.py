@@ -15,8 +15,9 @@ from onewave.engine.text.conversations import ChatLayout
 from onewave.server import conversation
 from onewave.server.answers.blocks import Block, BlockEvent, Blocks
 from onewave.server.conversation import Talk, template_variables, with_objects
+from onewave.server.http.bodies import JsonRoute
 from onewave.server.http.errors import as_api_error
-from onewave.server.http.events import event, event_response, json_response, until_gone
+from onewave.server.http.events import EventResponse, event, json_response, until_gone
 from onewave.server.protocol.base import whole_or_streamed
 from onewave.server.protocol.responses import (
     FunctionCall,
@@ -30,7 +31,7 @@ from onewave.server.protocol.responses import (
 from onewave.server.served import Served, UsesServed, answer_id
 from onewave.server.turn import Turn, steps, usage_of, whole
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
@@ -42,7 +43,7 @@ async def create_response(body: ResponsesRequest, request: Request, served: Uses
     turn = await conversation.turn_of(served, _talk(body), answer_id(request, "resp_"))
     answer = _Answer(served, _head(body, name, turn.request_id))
     if body.stream:
-        return await event_response(request, _events(served, turn, answer))
+        return EventResponse(_events(served, turn, answer))
     return json_response(await until_gone(request, _whole(served, turn, answer)))
 
 

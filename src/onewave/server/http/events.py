@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -54,15 +54,9 @@ def json_response(value: Any) -> Response:
     return Response(to_json(value), media_type="application/json")
 
 
-async def until_gone(request: Request, work: Coroutine[Any, Any, _Result] | Awaitable[_Result]) -> _Result:
+async def until_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
     """Return what some work gives; cancel it and raise ClientGone once the client has closed its connection."""
     return await _beside_watch(request.receive, work)
-
-
-async def event_response(request: Request, events: AsyncGenerator[bytes]) -> Response:
-    """Stream events, from the first one on. Until there is one an error is still an answer with a status of its own."""
-    first = await until_gone(request, anext(events))
-    return _EventResponse(first, events)
 
 
 async def guarded(events: AsyncGenerator[bytes], end: bytes = DONE) -> AsyncGenerator[bytes]:
@@ -125,16 +119,17 @@ async def together(works: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Resul
         await _cancel(tasks)
 
 
-class _EventResponse(Response):
-    """A stream of events whose first one is there."""
+class EventResponse(Response):
+    """A stream of events. Its head waits for the first one: an error before that is an answer with a status of its
+    own."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes]) -> None:
         super().__init__(None, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self.background: BackgroundTask | None = None
-        self._first, self._events = first, events
+        self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or the client goes."""
@@ -143,23 +138,21 @@ class _EventResponse(Response):
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._events):
+            first = await anext(self._events)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            await send({"type": "http.response.body", "body": first, "more_body": True})
             async for each in self._events:
                 # Waits where the client does not read: its request's next event holds more then.
                 await send({"type": "http.response.body", "body": each, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _beside_watch(receive: Receive, work: Coroutine[Any, Any, _Result] | Awaitable[_Result]) -> _Result:
+async def _beside_watch(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    async def run() -> _Result:
-        return await work
-
-    working, watching = asyncio.create_task(run()), asyncio.create_task(watch())
+    working, watching = asyncio.create_task(work), asyncio.create_task(watch())
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

@@ -9,7 +9,8 @@ from onewave.engine.params import SamplingParams
 from onewave.server.protocol.base import StreamOptions
 from onewave.server.protocol.forms import FormFields
 
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+MAX_TOKEN_ID = 2**31 - 1
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 MAX_SAMPLES = 128
 _MAX_STOPS = 64
 # Fields that go to SamplingParams under their own names when they are given.
