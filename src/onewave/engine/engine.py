@@ -15,7 +15,10 @@ A request's life:
 Nothing here knows about text, files or models: it needs a `Runner` and, for text, something that makes detokenizers.
 """
 
+from __future__ import annotations
+
 import time
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -154,22 +157,23 @@ class Engine:
         host = self._host.steps, self._host.seconds.copy()
         return EngineLoad(plans.num_running, plans.num_waiting, used, self._num_preempted, self._steps.copy(), *host)
 
-    @torch.inference_mode()
     def add(
         self,
         prompt: str | None,
-        prompt_token_ids: Sequence[int],
+        prompt_token_ids: list[int],
         params: SamplingParams,
         reader: Reader | None = None,
         grammar: Grammar | None = None,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        packed: array[int] | None = None,
     ) -> Request:
-        """Queue a request. Its prompt is not empty, and shorter than max_model_len.
+        """Queue a request. Its prompt is not empty, and shorter than max_model_len; it is kept, not copied.
 
-        priority: lower runs first. cache_salt: prefixes are shared with requests of the same one alone. Raises
-        CapacityError for what the KV cache can never hold, and for log-probabilities that the host can't.
+        priority: lower runs first. cache_salt: prefixes are shared with requests of the same one alone. packed: the
+        prompt's ids in int32. Raises CapacityError for what the KV cache can never hold, and for log-probabilities that
+        the host can't.
         """
         room = self._runner.max_model_len - len(prompt_token_ids)
         assert 0 < room < self._runner.max_model_len
@@ -194,19 +198,13 @@ class Engine:
             make_detokenizer=None if make is None else lambda: make(prompt_token_ids, params.skip_special_tokens),
         )
         self._live.add(request)
-        root = self._prefixes.root_key(cache_salt or "")
+        root, packed = self._prefixes.root_key(cache_salt or ""), packed or array("i", prompt_token_ids)
         for sample in request.samples:
-            self._scheduler.add(
-                Scheduled(
-                    sample,
-                    request.prompt_token_ids,
-                    limit,
-                    priority,
-                    root,
-                    group=request if params.n > 1 else None,
-                    alone=params.prompt_logprobs is not None,
-                )
-            )
+            sequence = Scheduled(
+                sample, packed, limit, priority, root,
+                group=request if params.n > 1 else None, alone=params.prompt_logprobs is not None,
+            )  # fmt: skip
+            self._scheduler.add(sequence)
         return request
 
     def _within_cache(self, num_prompt_tokens: int, limit: int, *, as_asked: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from onewave.base.errors import InvalidArgumentError, TokenizerError, shown
+from onewave.base.errors import InvalidArgumentError, TokenizerError
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import COMPACT
 from onewave.engine.arguments import EngineOptions, check_place, flag
@@ -30,7 +31,15 @@ from onewave.engine.load.choices import (
 from onewave.engine.load.load import load, warm_up
 from onewave.engine.output import RequestOutput
 from onewave.engine.params import SamplingParams
-from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, check_params, parse_params, parse_prompts
+from onewave.engine.prompts import (
+    ParamsLike,
+    PromptLike,
+    RawPrompt,
+    check_params,
+    pack_ids,
+    parse_params,
+    parse_prompts,
+)
 from onewave.engine.request import Detokenizer, Reader, Request, RequestState
 from onewave.engine.runner import ModelRunner
 from onewave.engine.scheduler.load import EngineLoad
@@ -47,11 +56,12 @@ if TYPE_CHECKING:
 
 
 class Job(NamedTuple):
-    """A checked request. prompt: its text, where there is one. priority, cache_salt: of its scheduling and its cached
-    prefixes. grammar: what its samples follow."""
+    """A checked request. prompt: its text, where there is one. packed: its ids once more, in int32. priority,
+    cache_salt: of its scheduling and its cached prefixes. grammar: what its samples follow."""
 
     prompt: str | None
     prompt_token_ids: list[int]
+    packed: array[int]
     params: SamplingParams
     priority: int = 0
     cache_salt: str | None = None
@@ -352,21 +362,12 @@ class LLM:
         return self._checked(text, ids, params)
 
     def _checked(self, text: str | None, ids: list[int], params: SamplingParams) -> Job:
-        vocab_size = self.config.vocab_size
-        if not ids:
-            raise InvalidArgumentError("prompt", got="empty (no tokens)", next="Give some text, or token ids.")
         if len(ids) > self.max_model_len - 1:
             refuse_length(f"{len(ids)} tokens", self.max_model_len)
-        if min(ids) < 0 or max(ids) >= vocab_size:  # in C: prompts may be long
-            token_id = next(each for each in ids if not 0 <= each < vocab_size)
-            size = 0 if self._tokenizer is None else self._tokenizer.vocab_size
-            larger = f"The tokenizer ({size} tokens) is larger than the model; name the model's own."
-            advice = larger if 0 <= token_id < size else None
-            raise InvalidArgumentError(
-                "prompt token id", got=shown(token_id), allowed=f"0..{vocab_size - 1}", next=advice
-            )
-        check_params(params, vocab_size=vocab_size, has_tokenizer=self._tokenizer is not None)
-        return Job(text, ids, params, grammar=None if params.form is None else self.compile_form(params.form))
+        size = 0 if self._tokenizer is None else self._tokenizer.vocab_size
+        packed = pack_ids(ids, vocab_size=self.config.vocab_size, tokenizer_size=size)
+        check_params(params, vocab_size=self.config.vocab_size, has_tokenizer=self._tokenizer is not None)
+        return Job(text, ids, packed, params, grammar=None if params.form is None else self.compile_form(params.form))
 
     def compile_form(self, form: StructuredOutputsParams) -> Grammar:
         """The grammar of a form, in this model's tokens. Raises InvalidArgumentError, UnsupportedError."""
@@ -453,7 +454,7 @@ class LLM:
     def _begin_job(self, job: Job, reader: Reader) -> Request:
         return self._open_engine().add(
             job.prompt, job.prompt_token_ids, job.params, reader, job.grammar,
-            priority=job.priority, cache_salt=job.cache_salt,
+            priority=job.priority, cache_salt=job.cache_salt, packed=job.packed,
         )  # fmt: skip
 
     def _abort(self, requests: list[Request], count: int) -> None:

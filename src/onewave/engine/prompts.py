@@ -1,8 +1,14 @@
 """The forms in which prompts and parameters may come, made one."""
 
+from __future__ import annotations
+
+from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
+
+import numpy as np
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
 from onewave.engine.arguments import is_whole, items
@@ -75,6 +81,23 @@ def check_params(params: SamplingParams, *, vocab_size: int, has_tokenizer: bool
         raise InvalidArgumentError(
             "stop", got=shown(params.stop), next="The model has no tokenizer; use stop_token_ids."
         )
+
+
+def pack_ids(ids: Sequence[int], *, vocab_size: int, tokenizer_size: int) -> array[int]:
+    """Pack a prompt's ids in int32, which the engine's thread hashes and copies without a look at each.
+
+    Raises InvalidArgumentError for a prompt without ids, and for an id beyond the vocabulary."""
+    if not ids:
+        raise InvalidArgumentError("prompt", got="empty (no tokens)", next="Give some text, or token ids.")
+    with suppress(OverflowError):  # of an id beyond 32 bits
+        packed = array("i", ids)
+        words = np.frombuffer(packed, dtype=np.int32)
+        if words.min() >= 0 and words.max() < vocab_size:
+            return packed
+    token_id = next(each for each in ids if not 0 <= each < vocab_size)
+    larger = f"The tokenizer ({tokenizer_size} tokens) is larger than the model; name the model's own."
+    advice = larger if 0 <= token_id < tokenizer_size else None
+    raise InvalidArgumentError("prompt token id", got=shown(token_id), allowed=f"0..{vocab_size - 1}", next=advice)
 
 
 def _one(prompt: object) -> RawPrompt:

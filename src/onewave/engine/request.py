@@ -249,7 +249,7 @@ class Request:
         self,
         request_id: str,
         prompt: str | None,
-        prompt_token_ids: Sequence[int],
+        prompt_token_ids: list[int],
         params: SamplingParams,
         *,
         keys: Sequence[int],
@@ -259,7 +259,7 @@ class Request:
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
-        self.prompt_token_ids = list(prompt_token_ids)
+        self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.end_ids, self.max_new_tokens, self.grammar = ends.token_ids, ends.max_new_tokens, ends.grammar
         reader = reader or Reader()

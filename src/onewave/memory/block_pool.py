@@ -16,6 +16,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 
 from onewave.base.errors import InvalidArgumentError, shown
@@ -49,6 +50,7 @@ class AllBlocksCleared:
 BlockEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
+@lru_cache
 def root_key(*, model: str, weight_format: str, kv_dtype: str = "", cache_salt: str = "") -> bytes:
     """Return what a prefix's first key is chained to. The fields are kept apart: none can pass for another."""
     digest = blake2b(digest_size=_KEY_BYTES)
@@ -59,8 +61,10 @@ def root_key(*, model: str, weight_format: str, kv_dtype: str = "", cache_salt: 
 
 
 def next_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Return the key of a full block. parent: the key of the block before it, or the root's."""
-    return blake2b(parent + array("q", token_ids).tobytes(), digest_size=_KEY_BYTES).digest()
+    """Return the key of a full block. parent: the key of the block before it, or the root's. token_ids: an array of
+    int32 is hashed as it lies in memory."""
+    words = token_ids if isinstance(token_ids, array) else array("i", token_ids)
+    return blake2b(parent + words, digest_size=_KEY_BYTES).digest()
 
 
 @dataclass(frozen=True)

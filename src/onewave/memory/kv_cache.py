@@ -188,10 +188,13 @@ class KVCache:
         table = self.block_table
         assert table is not None
         runs: list[tuple[int, int, list[int]]] = []
+        last, blocks = (-1, -1), list[int]()
         for row, at, block in entries:
-            if not runs or (row, at) != (runs[-1][0], runs[-1][1] + len(runs[-1][2])):
-                runs.append((row, at, []))
-            runs[-1][2].append(block)
+            if row != last[0] or at != last[1] + 1:
+                blocks = list[int]()
+                runs.append((row, at, blocks))
+            blocks.append(block)
+            last = row, at
         # From pageable memory the driver copies before it returns, so the source may go.
         if len(runs) <= _COPIED_RUNS:
             for row, first, blocks in runs:

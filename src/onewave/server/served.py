@@ -2,9 +2,8 @@
 
 import time
 from functools import cached_property
-from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Request
 
 from onewave.engine.aio import AsyncLLM
 from onewave.engine.llm import Job
@@ -65,8 +64,8 @@ class Served:
         )
 
 
-async def served_of(request: Request) -> Served:
-    """The app's Served, as a FastAPI dependency; a plain function would run in another thread."""
+def served_of(request: Request) -> Served:
+    """The app's Served. No FastAPI dependency: solving one takes as long as checking a body."""
     served = request.app.state.served
     assert isinstance(served, Served)
     return served
@@ -75,6 +74,3 @@ async def served_of(request: Request) -> Served:
 def answer_id(request: Request, prefix: str) -> str:
     """An answer's id: the request's, by which the log knows it."""
     return f"{prefix}{request.state.request_id}"
-
-
-UsesServed = Annotated[Served, Depends(served_of)]

@@ -222,27 +222,27 @@ class Scheduler:
             return leader.blocks[: -(-len(prompt) // size)], len(prompt)
         if not self._reuses or sequence.alone:
             return [], 0
-        found = self.pool.find(self._keys(sequence))
+        found = self.pool.find(self._key(sequence, at) for at in range(len(prompt) // size))
         return found, len(found) * size
 
-    def _keys(self, sequence: Scheduled) -> tuple[bytes, ...]:
-        if sequence.keys is None:
-            keys, size, parent = list[bytes](), self.pool.block_size, sequence.root
-            for begin in range(0, len(sequence.prompt) - size + 1, size):
-                parent = next_key(parent, sequence.prompt[begin : begin + size])
-                keys.append(parent)
-            sequence.keys = tuple(keys)
-        return sequence.keys
+    def _key(self, sequence: Scheduled, at: int) -> bytes:
+        """The key of a prompt's full block. Those behind the last one that is cached are first asked for when the pass
+        has been launched."""
+        keys, size = sequence.keys, self.pool.block_size
+        for begin in range(len(keys) * size, (at + 1) * size, size):
+            keys.append(next_key(keys[-1] if keys else sequence.root, sequence.prompt[begin : begin + size]))
+        return keys[at]
 
     def _seal(self, sequence: Scheduled, before: int) -> None:
         """Let blocks be found that a prompt has filled, those after its first `before` tokens. What is generated is not
         sealed: a decode step may round otherwise than a pass, and a prompt's bits must not depend on the cache."""
         if not self._reuses:
             return
-        keys, size = self._keys(sequence), self.pool.block_size
+        size = self.pool.block_size
         for at in range(before // size, sequence.done // size):
             tokens = sequence.prompt[at * size : (at + 1) * size]
-            self.pool.seal(sequence.blocks[at], keys[at], parent=keys[at - 1] if at else None, token_ids=tokens)
+            key, parent = self._key(sequence, at), self._key(sequence, at - 1) if at else None
+            self.pool.seal(sequence.blocks[at], key, parent=parent, token_ids=tokens)
 
     def _grow(self, rows: tuple[Scheduled, ...]) -> StepPlan:
         """Give every row a block for the token that it is fed, those in turn first; preempt where there is none."""

@@ -14,8 +14,8 @@ class Scheduled:
 
     The scheduler's: order (of arrival), slot (None while it waits), blocks, done (prompt tokens in the cache), launched
     (tokens that the device has been asked for since its prompt ran last), num_cached (prompt tokens that it did not
-    have to run, the first time), keys (of its prompt's full blocks). The engine's: replays (whether it is fed tokens
-    that it has generated before it was preempted).
+    have to run, the first time), keys (of its prompt's first full blocks, as far as they were asked for). The engine's:
+    replays (whether it is fed tokens that it has generated before it was preempted).
     """
 
     owner: Hashable
@@ -31,7 +31,7 @@ class Scheduled:
     done: int = 0
     launched: int = 0
     num_cached: int | None = None
-    keys: tuple[bytes, ...] | None = None
+    keys: list[bytes] = field(default_factory=list[bytes])
     replays: bool = False
 
     @property

@@ -11,6 +11,7 @@ every entry of the vocabulary, hashes 10^5 numbers a row where this needs one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,8 +29,8 @@ from onewave.ops.library import is_watched, register
 from onewave.ops.sampling import numpy_impl
 from onewave.ops.sampling.limits import LARGEST_LOGIT, MAX_VOCAB, NO_LIMIT, UNIT, RowLimits
 
-# float32's bits of infinity.
-_INFINITY = 0x7F800000
+# What Chosen.highest of finite logits lies between in int64, by float32's bits of infinity.
+_BEYOND_FINITE = (-0x7F800000 << 32) - 1, 0x7F800000 << 32
 
 
 def draw_words(temperature: float, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> list[float]:
@@ -229,13 +230,8 @@ def rows_without_numbers(highest: Tensor) -> list[int]:
     """Rows that have a logit of NaN or infinity, or none that is finite, by Chosen.highest on the host. Of a row that
     was sampled on a GPU a single NaN among numbers passes: what a model makes of one is all NaN."""
     found = highest.numpy()
-    if found.dtype == np.int64:
-        # As bits ordered like floats: from infinity on, and down from minus infinity.
-        order = found.max(axis=1) >> 32
-        wrong = (order >= _INFINITY) | (order <= ~_INFINITY)
-    else:
-        wrong = ~np.isfinite(found.max(axis=1))
-    return np.flatnonzero(wrong).tolist()
+    below, above = _BEYOND_FINITE if found.dtype == np.int64 else (-math.inf, math.inf)
+    return [row for row, value in enumerate(found.max(axis=1).tolist()) if not below < value < above]
 
 
 def _sample(logits: Tensor, uniform: Tensor, rows: RowParameters, search: bool) -> Chosen:

@@ -18,15 +18,16 @@ from onewave.server.http.events import EventResponse, event, guarded, json_respo
 from onewave.server.logprobs import chat_logprobs, prompt_logprobs
 from onewave.server.protocol.base import whole_or_streamed
 from onewave.server.protocol.chat import ChatAnswer, ChatMessage, ChatRequest
-from onewave.server.served import Served, UsesServed, answer_id
+from onewave.server.served import Served, answer_id, served_of
 from onewave.server.turn import Delta, Turn, steps, usage_of, whole
 
 router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/chat/completions", responses=whole_or_streamed(ChatAnswer))
-async def create_chat_completion(body: ChatRequest, request: Request, served: UsesServed) -> Response:
+async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
+    served = served_of(request)
     name = served.model_of(body.model)
     turn = await turn_of(served, body, answer_id(request, "chatcmpl-"))
     head = {"id": turn.request_id, "created": int(time.time()), "model": name}

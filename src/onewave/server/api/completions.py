@@ -19,15 +19,16 @@ from onewave.server.http.events import EventResponse, event, guarded, json_respo
 from onewave.server.logprobs import CompletionLogprobs, prompt_logprobs
 from onewave.server.protocol.base import ERRORS, whole_or_streamed
 from onewave.server.protocol.completions import CompletionAnswer, CompletionRequest
-from onewave.server.served import Served, UsesServed, answer_id
+from onewave.server.served import Served, answer_id, served_of
 from onewave.server.turn import Step, Turn, steps, usage_of, whole
 
 router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/completions", responses=whole_or_streamed(CompletionAnswer))
-async def create_completion(body: CompletionRequest, request: Request, served: UsesServed) -> Response:
+async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue one prompt or several."""
+    served = served_of(request)
     name = served.model_of(body.model)
     own_id = answer_id(request, "cmpl-")
     params = _params(body)

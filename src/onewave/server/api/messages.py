@@ -29,7 +29,7 @@ from onewave.server.protocol.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from onewave.server.served import Served, UsesServed, answer_id
+from onewave.server.served import Served, answer_id, served_of
 from onewave.server.turn import Delta, Turn, steps, usage_of, whole
 
 router = APIRouter(route_class=JsonRoute)
@@ -38,8 +38,9 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 @router.post("/v1/messages", responses=whole_or_streamed(MessageAnswer))
-async def create_message(body: MessagesRequest, request: Request, served: UsesServed) -> Response:
+async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
+    served = served_of(request)
     name = served.model_of(body.model)
     given = {key: getattr(body, key) for key in ("temperature", "top_p", "top_k") if getattr(body, key) is not None}
     params = SamplingParams(
@@ -56,8 +57,9 @@ async def create_message(body: MessagesRequest, request: Request, served: UsesSe
 
 
 @router.post("/v1/messages/count_tokens", responses={200: {"model": CountAnswer}, **ERRORS})
-async def count_tokens(body: CountRequest, served: UsesServed) -> Response:
+async def count_tokens(body: CountRequest, request: Request) -> Response:
     """Count the tokens of a conversation's prompt."""
+    served = served_of(request)
     served.model_of(body.model)
     return json_response({"input_tokens": await conversation.count_tokens(served, _talk(body, SamplingParams()))})
 

@@ -28,7 +28,7 @@ from onewave.server.protocol.responses import (
     ResponsesRequest,
     TextContent,
 )
-from onewave.server.served import Served, UsesServed, answer_id
+from onewave.server.served import Served, answer_id, served_of
 from onewave.server.turn import Turn, steps, usage_of, whole
 
 router = APIRouter(route_class=JsonRoute)
@@ -37,8 +37,9 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 @router.post("/v1/responses", responses=whole_or_streamed(ResponseAnswer))
-async def create_response(body: ResponsesRequest, request: Request, served: UsesServed) -> Response:
+async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Answer a conversation with items: thoughts, messages, calls."""
+    served = served_of(request)
     name = served.model_of(body.model)
     turn = await conversation.turn_of(served, _talk(body), answer_id(request, "resp_"))
     answer = _Answer(served, _head(body, name, turn.request_id))

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from onewave.base.errors import InvalidArgumentError
@@ -14,14 +14,15 @@ from onewave.server.http.bodies import JsonRoute
 from onewave.server.http.events import json_response
 from onewave.server.protocol.base import ERRORS
 from onewave.server.protocol.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
-from onewave.server.served import Served, UsesServed
+from onewave.server.served import Served, served_of
 
 router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/tokenize", responses={200: {"model": TokenizeAnswer}, **ERRORS})
-async def tokenize(body: TokenizeRequest, served: UsesServed) -> Response:
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Give the token ids of a text, or of a conversation in the model's template."""
+    served = served_of(request)
     served.model_of(body.model)
     if (body.prompt is None) == (body.messages is None):
         got = "neither prompt nor messages" if body.prompt is None else "prompt and messages"
@@ -34,8 +35,9 @@ async def tokenize(body: TokenizeRequest, served: UsesServed) -> Response:
 
 
 @router.post("/detokenize", responses={200: {"model": DetokenizeAnswer}, **ERRORS})
-async def detokenize(body: DetokenizeRequest, served: UsesServed) -> Response:
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Give the text of token ids."""
+    served = served_of(request)
     served.model_of(body.model)
     vocab_size = served.engine.llm.config.vocab_size
     unknown = next((token_id for token_id in body.tokens if token_id >= vocab_size), None)
