@@ -44,14 +44,14 @@ class _ChatEncoder:
 
     def ids(self) -> list[int]:
         """As encode_rendered."""
-        tags = frozenset(self.tags)
+        tags, stretches = frozenset(self.tags), self.tokenizer.stretches
         ids: list[int] = []
         position = 0
         for token in self._tokens():
-            ids += self.tokenizer.encode_plain(self.text[position : token.start], at_start=position == 0, tags=tags)
+            ids += stretches.ids(self.text[position : token.start], at_start=position == 0, tags=tags)
             ids.append(token.id)
             position = token.end
-        return ids + self.tokenizer.encode_plain(self.text[position:], at_start=position == 0, tags=tags)
+        return ids + stretches.ids(self.text[position:], at_start=position == 0, tags=tags)
 
     def _tokens(self) -> Iterator[_Token]:
         """The control tokens and tags in the template's own text, and the tags in an operator's."""

@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import PreTokenizer, Whitespace
 from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError, shown
 from onewave.engine.arguments import items, whole
 from onewave.engine.text.conversations import ChatLayout, is_template
+from onewave.engine.text.stretches import KeptStretches
 from onewave.engine.text.tokenizer_parts import backend_call
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class Tokenizer:
         self.eos_token_ids: tuple[int, ...] = parts.eos_token_ids
         self.special_ids: frozenset[int] = frozenset(piece.id for piece in parts.added if piece.special)
         self._templates: dict[str, ChatTemplate] = {}
+        self.stretches = KeptStretches(lambda text, start, tags: self.encode_plain(text, at_start=start, tags=tags))
+        """Its encode_plain, which remembers."""
 
     def __repr__(self) -> str:
         return f"Tokenizer({self._parts.origin!r}, vocab_size={self.vocab_size})"
@@ -101,7 +104,7 @@ class Tokenizer:
             raise _not_text(text) from error
 
     def _encode(self, text: str, add_special_tokens: bool, allow_special: bool) -> list[int]:
-        ids = encoding_of(self._backend, text).ids if allow_special else self.encode_plain(text)
+        ids = encoding_of(self._backend, text, spans=False).ids if allow_special else self.encode_plain(text)
         if not add_special_tokens:
             return ids
         prefix, suffix = self._around
@@ -326,7 +329,7 @@ class Tokenizer:
         if not text:
             return []
         with backend_call(self._parts.file, "encoding text", callers=(TypeError, UnicodeError)):
-            ids = encoding_of(self._text_backend(tags, at_start), text).ids
+            ids = encoding_of(self._text_backend(tags, at_start), text, spans=False).ids
             forged = self.control_ids | tags
             if forged.isdisjoint(ids):
                 return ids
@@ -356,12 +359,14 @@ class Tokenizer:
         return []
 
 
-def encoding_of(backend: Backend, text: str) -> Encoding:
-    """A text's encoding with nothing put around it. Of a long text, other threads run meanwhile: the backend's encode
-    keeps the interpreter for itself, its encode_batch does not."""
+def encoding_of(backend: Backend, text: str, *, spans: bool = True) -> Encoding:
+    """A text's encoding with nothing put around it. spans: whether it has to say where ids come from, which takes a
+    fifth more. Of a long text, other threads run meanwhile: the backend's encode keeps the interpreter for itself, its
+    encode_batch does not."""
     if len(text) <= _LONG_TEXT:
         return backend.encode(text, add_special_tokens=False)
-    return backend.encode_batch([text], add_special_tokens=False)[0]
+    encode = backend.encode_batch if spans else backend.encode_batch_fast
+    return encode([text], add_special_tokens=False)[0]
 
 
 def _missing(prefix: Sequence[int], ids: Sequence[int]) -> Sequence[int]:
