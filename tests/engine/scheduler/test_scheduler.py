@@ -1,5 +1,7 @@
 """The scheduler alone: its order, its blocks, and a random run in which nothing may be lost, doubled or starved."""
 
+from array import array
+from collections.abc import Sequence
 from itertools import count
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from onewave.base.errors import InvalidArgumentError
 from onewave.engine.scheduler.scheduler import Scheduler
 from onewave.engine.scheduler.sequence import PassLimits, Scheduled, StepPlan
+from onewave.memory import block_pool
 from onewave.memory.block_pool import BlockPool
 
 SIZE = 4
@@ -93,6 +96,28 @@ def test_a_prompt_takes_cached_blocks_and_runs_its_last_token_itself() -> None:
     assert shorter.blocks[0] == longer.blocks[0]
     # The last token's block is another sequence's too: it writes to a copy.
     assert plan.copies == ((longer.blocks[1], shorter.blocks[1]),)
+
+
+def test_a_prompts_blocks_are_hashed_once_and_those_behind_the_cached_ones_after_the_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hashed, real = list[int](), block_pool.next_key
+
+    def counted(parent: bytes, token_ids: Sequence[int]) -> bytes:
+        hashed.append(token_ids[0])
+        return real(parent, token_ids)
+
+    monkeypatch.setattr("onewave.engine.scheduler.scheduler.next_key", counted)
+    made = scheduler()
+    made.add(of("a", 17, 1, base=0))
+    plan = made.plan()
+    assert hashed == [0]  # which is not cached
+    made.ran(plan)
+    assert hashed == [0, 4, 8, 12]
+    made.remove("a")
+    made.add(Scheduled("b", array("i", range(22)), 1))
+    assert [tokens for _, tokens in step(made).chunks] == [6]
+    assert hashed[4:] == [0, 4, 8, 12, 16]
 
 
 def test_a_sequence_whose_tokens_logits_are_wanted_runs_alone_and_takes_nothing_from_the_cache() -> None:

@@ -1,8 +1,10 @@
 """What OpenAI's API refuses, and this server too, before anything runs."""
 
+import json
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from kit.serving import NAME, Serving
 from onewave.engine.text.tokenizer import Tokenizer
@@ -59,6 +61,30 @@ def test_a_text_far_beyond_the_context_is_refused_by_its_beginning(
     assert "over" in refused.json()["error"]["message"]
     assert seen
     assert max(seen) < 100 * serving.llm.max_model_len
+
+
+@pytest.mark.parametrize("token_id", [-1, 260, 2**31, 2**70])
+def test_a_token_id_beyond_the_vocabulary_is_refused_however_large(serving: Serving, token_id: int) -> None:
+    refused = serving.post("/v1/completions", {"prompt": [1, token_id, 2]})
+    assert refused.status_code == 400
+    assert f"prompt token id: {token_id}; allowed: 0..259" in refused.json()["error"]["message"]
+
+
+def test_pydantics_parser_reads_bodies_and_the_json_module_what_it_refuses(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, real = [0], Request.json
+
+    async def counted(request: Request) -> Any:
+        read[0] += 1
+        return await real(request)
+
+    monkeypatch.setattr(Request, "json", counted)
+    body = json.dumps({"prompt": [1, 2], "max_tokens": 1})
+    for content, status, readings in ((body.encode(), 200, 0), (body.encode("utf-16"), 200, 1), (b"{", 400, 2)):
+        headers = {"content-type": "application/json"}
+        answer = httpx.post(serving.url + "/v1/completions", content=content, headers=headers, timeout=60)
+        assert (answer.status_code, read[0]) == (status, readings)
 
 
 @pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/metrics", 200), ("/v1/models", 200), ("/no", 404)])
