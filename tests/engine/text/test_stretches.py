@@ -1,7 +1,5 @@
 """Texts that were encoded lately are not encoded again, and others go."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """How a request's body is read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from typing import Any
 
