@@ -83,7 +83,7 @@ def test_pydantics_parser_reads_bodies_and_the_json_module_what_it_refuses(
     body = json.dumps({"prompt": [1, 2], "max_tokens": 1})
     for content, status, readings in ((body.encode(), 200, 0), (body.encode("utf-16"), 200, 1), (b"{", 400, 2)):
         headers = {"content-type": "application/json"}
-        answer = httpx.post(serving.url + "/v1/completions", content=content, headers=headers, timeout=60)
+        answer = serving.ask("POST", "/v1/completions", content=content, headers=headers)
         assert (answer.status_code, read[0]) == (status, readings)
 
 
