@@ -13,7 +13,7 @@ pytest.importorskip("fastapi", reason="the server needs onewave[serve]")
 from kit.ledgers import read_ledger
 from kit.serving import NAME, serve_in_thread, tiny_llm
 from onewave.bench.serve.client import Endpoint
-from onewave.bench.serve.load import Answer, Level, Limits, _take, ask, run_level
+from onewave.bench.serve.load import Answer, Level, LevelResult, Limits, _take, ask, run_level
 from onewave.bench.serve.workload import Workload
 
 SMALL = ("--input-len", "9", "--output-len", "6", "--vocab-size", "200")
@@ -65,6 +65,12 @@ def test_tokens_without_a_text_are_timed_and_an_end_without_a_token_is_not(texts
         reason = "length" if at == len(texts) - 1 else None
         _take(answer, {"choices": [{"index": 0, "text": text, "finish_reason": reason}]}, 1.0 + at)
     assert len(answer.times) == deltas
+
+
+def test_first_tokens_of_prompts_that_were_mostly_cached_stand_apart():
+    answers = [Answer(0.0, [ms / 1e3], "", 10, 1, cached) for ms, cached in ((1, None), (2, 0), (3, 5), (4, 6))]
+    samples = LevelResult(Level(clients=1), Workload(NAME), answers, 1.0, 4).samples()
+    assert (samples["ttft"], samples["ttft_cached"]) == ([1.0, 2.0, 3.0, 4.0], [4.0])
 
 
 def test_clients_use_their_connections_again(url, monkeypatch):

@@ -115,10 +115,12 @@ class LevelResult:
         return sum(cached for cached, _ in known) / total if total else None
 
     def samples(self) -> dict[str, list[float]]:
-        """Milliseconds by metric: to the first token, between deltas, a token, and to the last one."""
+        """Milliseconds by metric: to the first token, the same where most of the prompt was cached, between deltas, a
+        token, and to the last one."""
         gaps = [1e3 * (b - a) for one in self.done for a, b in zip(one.times, one.times[1:], strict=False)]
         return {
             "ttft": [1e3 * answer.first for answer in self.done],
+            "ttft_cached": [1e3 * a.first for a in self.done if 2 * (a.cached_tokens or 0) > a.prompt_tokens],
             "inter_token": gaps,
             "per_token": [1e3 * answer.per_token for answer in self.done if answer.tokens > 1],
             "end_to_end": [1e3 * answer.whole for answer in self.done],
@@ -169,7 +171,7 @@ async def run_level(
     show: Callable[[str], None] = lambda text: None,
 ) -> LevelResult:
     """Have `count` conversations. Raises OnewaveError where not one request was answered."""
-    waiting = workload.conversations(count, level.name)
+    waiting, total = workload.conversations(count, level.name), count * workload.num_turns
     answers: list[Answer] = []
 
     async def converse(first: Conversation) -> None:
@@ -177,7 +179,7 @@ async def run_level(
         while talk is not None:
             answer = await ask(endpoint, workload, talk)
             answers.append(answer)
-            show(f"{level.name}: {len(answers)} answers")
+            show(f"{level.name}, answers: {len(answers)} of {total}")
             talk = talk.after(answer.text) if answer.error is None else None
 
     async def client() -> None:

@@ -53,12 +53,17 @@ class Workload:
         """Of its API."""
         return APIS[self.api]
 
+    @property
+    def num_turns(self) -> int:
+        """Of each conversation."""
+        return self.turns if self.data == "multi-turn" else 1
+
     def conversations(self, count: int, name: str) -> Iterator[Conversation]:
         """So many; another name has others."""
         shared = self._text(random.Random(f"{self.seed} shared"), self.shared_len)
         for index in range(count):
             draw = random.Random(f"{self.seed} {name} {index}")
-            turns = [self._text(draw, self.input_len) for _ in range(self.turns if self.data == "multi-turn" else 1)]
+            turns = [self._text(draw, self.input_len) for _ in range(self.num_turns)]
             if self.data == "shared-prefix":
                 turns[0] = shared + turns[0]
             yield Conversation(self, tuple(turns), draw.random())

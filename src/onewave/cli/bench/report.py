@@ -160,8 +160,10 @@ def open_llm(asked: options.ModelOptions, **more: Any) -> session.Opened:
 
 
 def host_line(host_us: Mapping[str, float]) -> str:
-    """What a decode step takes of the host's time, in words."""
-    return "host a step: " + ", ".join(f"{part} {us:.0f}" for part, us in host_us.items()) + " us"
+    """What a decode step takes of the host's time, in words; together what no model's launch or reader takes."""
+    own = sum(host_us.get(part, 0.0) for part in ("scheduler", "sampling", "detokenising"))
+    parts = ", ".join(f"{part} {us:.0f}" for part, us in host_us.items())
+    return f"host a step: {parts} us; scheduler, sampling and detokenising {own:.0f}"
 
 
 def numbers(name: str, text: str, least: int = 0) -> list[int]:

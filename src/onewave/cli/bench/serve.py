@@ -154,6 +154,8 @@ def _add_rows(rows: Rows, result: LevelResult) -> None:
     from onewave.bench.serve.load import percentile
 
     for metric, samples in result.samples().items():
+        if not samples and metric == "ttft_cached":
+            continue
         first = metric == "ttft"
         share = result.cached_share
         cells = (
