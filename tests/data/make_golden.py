@@ -25,6 +25,11 @@ from kit.models.tiny_tokenizers import (
 
 GOLDEN = DATA / "golden_llama_cpp.json"
 PRE_TOKENIZERS = ("llama-bpe", "smollm", "qwen2", "gpt-2", "default")
+# Others, of whose ids a digest is kept.
+DIGESTED = (
+    *("tekken", "deepseek-coder", "deepseek-v3", "seed-coder", "viking", "minerva-7b", "trillion", "mellum", "megrez"),
+    *("pixtral", "midm-2.0"),
+)
 SPECIAL_TEXTS = [
     "<|im_start|>user\nHi <|im_end|>\n<|im_start|>",
     "a<|im_end|>b <|im_end|> c\n\n<|im_end|>\n\n 7<|endoftext|>",
@@ -76,7 +81,7 @@ def main() -> None:
     texts = [part for text in files.values() for part in (text, *lines_of(text))] + SPECIAL_TEXTS
     with tempfile.TemporaryDirectory() as directory:
         paths = {"smollm2": arguments.model}
-        metadata = {pre: byte_level_metadata(pre) for pre in PRE_TOKENIZERS}
+        metadata = {pre: byte_level_metadata(pre) for pre in PRE_TOKENIZERS + DIGESTED}
         metadata["llama"] = sentencepiece_metadata()
         metadata["llama without prefix"] = sentencepiece_metadata(**{"tokenizer.ggml.add_space_prefix": False})
         for name, keys in metadata.items():
@@ -87,6 +92,7 @@ def main() -> None:
         done = subprocess.run(run, input=json.dumps(job), capture_output=True, text=True, check=True)
     made = json.loads(done.stdout)
     golden: dict[str, Any] = {"made_by": made.pop("made_by"), "special texts": SPECIAL_TEXTS}
+    golden["digests"] = {pre: digest([*made[pre][0], *made.pop(pre)[2]]) for pre in DIGESTED}
     for name, (plain, special, with_bos) in made.items():
         as_special = compact(special, files)
         # The corpus holds hardly any control token, so the ids are kept once where both ways agree.

@@ -74,6 +74,15 @@ def test_ids_of_the_corpus_are_llama_cpps(name: str) -> None:
     assert_golden(build(TINY[name]), name)
 
 
+@pytest.mark.parametrize("pre", GOLDEN["digests"])
+def test_every_other_pre_tokenizer_cuts_the_corpus_as_llama_cpp_does(pre: str) -> None:
+    tokenizer = build(byte_level_metadata(pre))
+    texts = [part for text in FILES.values() for part in (text, *text.split("\n"))] + GOLDEN["special texts"]
+    ids = [tokenizer.encode(text, add_special_tokens=False, allow_special=False) for text in texts]
+    ids += [tokenizer.encode(text) for text in ("", "hi")]
+    assert hashlib.sha256(json.dumps(ids, separators=(",", ":")).encode()).hexdigest()[:16] == GOLDEN["digests"][pre]
+
+
 def test_ids_of_the_corpus_are_llama_cpps_for_smollm2(smollm2: Tokenizer) -> None:
     assert_golden(smollm2, "smollm2")
 

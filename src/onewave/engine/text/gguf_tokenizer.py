@@ -87,6 +87,18 @@ _GPT2 = PreTokenizer((_GPT2_WORDS,))
 _SMOLLM = PreTokenizer((r"\p{N}", _GPT2_WORDS))
 _LLAMA3 = PreTokenizer((_LLAMA3_WORDS,), ignore_merges=True, add_bos=True)
 _QWEN2 = PreTokenizer((_QWEN2_WORDS,))
+# Letters but for ASCII's small ones, then letters but for its capitals.
+_TEKKEN_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]*[\p{L}&&[^A-Z]]+|[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]+[\p{L}&&[^A-Z]]*|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK_V3_WORDS = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SEED_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _DEFAULT = PreTokenizer((r"[\p{P}$+<=>^~|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"))
 
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
@@ -103,6 +115,17 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
     "falcon3": _LLAMA3,
+    "pixtral": _LLAMA3,
+    "midm-2.0": _LLAMA3,
+    "tekken": PreTokenizer((_TEKKEN_WORDS,), ignore_merges=True, add_bos=True),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿&&[^\s]]+", r"\p{N}")),
+    "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK_V3_WORDS)),
+    "seed-coder": PreTokenizer((_SEED_WORDS,)),
+    "viking": PreTokenizer((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}")),
+    "minerva-7b": _SMOLLM,
+    "trillion": _GPT2,
+    "mellum": _GPT2,
+    "megrez": _QWEN2,
     "dbrx": PreTokenizer((_LLAMA3_WORDS,)),
     "smaug-bpe": PreTokenizer((_LLAMA3_WORDS,)),
     "qwen2": _QWEN2,
