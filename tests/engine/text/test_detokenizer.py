@@ -122,6 +122,17 @@ def test_the_space_before_a_word_is_kept_after_text_and_dropped_at_the_start() -
     assert "".join(stream(tokenizer, bos + word, word, skip=True)) == " hi"
 
 
+def test_a_token_of_spaces_at_the_start_keeps_them_all(tmp_path: Path) -> None:
+    backend = Backend(models.BPE({"▁": 0, "a": 1, "▁a": 2}, [("▁", "a")]))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    backend.add_tokens(["  "])
+    tokenizer = Tokenizer(hf_tokenizer_parts(save_directory(tmp_path, backend, {})))
+    for text, ids in (("  a", [3, 2]), ("a", [2])):
+        assert tokenizer.encode(text) == ids
+        assert tokenizer.decode(ids) == "".join(stream(tokenizer, [], ids, skip=True)) == backend.decode(ids)
+    assert tokenizer.decode([3, 2]) == "   a"
+
+
 def test_ids_without_a_token_are_no_text() -> None:
     tokenizer = TOKENIZERS["byte level"]
     assert stream(tokenizer, [], [10**6, tokenizer.vocab_size], skip=True) == ["", "", ""]

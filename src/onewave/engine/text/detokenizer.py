@@ -81,6 +81,9 @@ class _ByteReader:
 
     def push(self, ids: Iterable[int]) -> str:
         pieces, skip = self._pieces, self._skip
+        if self._at_start:
+            ids = [token_id for token_id in ids if token_id not in skip]
+            self._at_start = not ids or pieces.strips_before(ids[0])
         data = b"".join([pieces[token_id] for token_id in ids if token_id not in skip])
         if data.isascii() and not (self._utf8.buffer or self._at_start or self._owes_prompt):
             return data.decode()  # by far the most, and a third of the time

@@ -48,7 +48,7 @@ class PieceTable(dict[int, bytes]):
 
     spelling: how the vocabulary writes bytes. strip_first_space: whether one space at the very start of a text
     belongs to the encoding (sentencepiece's space prefix) and not to the text. verbatim: ids with a
-    token text that is the text itself.
+    token text that is the text itself. own_space: ids of tokens that begin with a space of their own, which stays.
     """
 
     def __init__(
@@ -58,13 +58,18 @@ class PieceTable(dict[int, bytes]):
         spelling: Spelling,
         strip_first_space: bool,
         verbatim: Iterable[int],
+        own_space: Iterable[int] = (),
     ):
         super().__init__()
         self.spelling: Spelling = spelling
         self.strip_first_space = strip_first_space
         self._token_of = token_of
-        self._verbatim = frozenset(verbatim)
+        self._verbatim, self._own_space = frozenset(verbatim), frozenset(own_space)
         self._read = _byte_level_bytes if spelling == "byte_level" else _sentencepiece_bytes
+
+    def strips_before(self, token_id: int) -> bool:
+        """Whether a text that this token begins loses its first space."""
+        return self.strip_first_space and token_id not in self._own_space
 
     def __missing__(self, token_id: int) -> bytes:
         token = self._token_of(token_id)
@@ -89,7 +94,10 @@ def pieces_of(backend: Backend, added_ids: Iterable[int]) -> PieceTable | None:
         return PieceTable(backend.id_to_token, spelling="byte_level", strip_first_space=False, verbatim=added_ids)
     if kinds == ["Metaspace"] and steps[0].get("replacement") == SPACE_MARK:
         strip = steps[0].get("prepend_scheme") != "never"
-        return PieceTable(backend.id_to_token, spelling="sentencepiece", strip_first_space=strip, verbatim=())
+        # It takes marks away, not spaces: those of added tokens are the text's.
+        spaces = [i for i in added_ids if (backend.id_to_token(i) or "").startswith(" ")]
+        token_of = backend.id_to_token
+        return PieceTable(token_of, spelling="sentencepiece", strip_first_space=strip, verbatim=(), own_space=spaces)
     strips = [step for step in steps if step.get("type") == "Strip"]
     replace = [step for step in steps if step.get("type") == "Replace"]
     plain = (

@@ -140,7 +140,7 @@ class Tokenizer:
             with backend_call(self._parts.file, "decoding token ids"):
                 return self._backend.decode(known, skip_special_tokens=False)
         data = b"".join([self.pieces[token_id] for token_id in kept])
-        if self.pieces.strip_first_space:
+        if kept and self.pieces.strips_before(kept[0]):
             data = data.removeprefix(b" ")
         return data.decode("utf-8", "replace")
 
