@@ -111,7 +111,6 @@ def test_backward_is_refused_whatever_it_would_follow(followed, rotated, num_que
         given["q"], *caches, given["k"], given["v"], *angles, cache_seqlens=whole(1, 2), causal=True
     )
     assert all(cache.any() and not cache.requires_grad for cache in caches)
-    assert isinstance(out, Tensor)
     with pytest.raises(UnsupportedError, match="backward; allowed: forward only"):
         out.sum().backward()
 
@@ -138,7 +137,6 @@ def test_a_window_that_hides_nothing_is_none(window_size):
 def test_a_cache_without_any_rows_has_keys_for_nobody(where, num_queries):
     q = randn(2, num_queries, 2, HEAD_DIM)
     out = flash_attn_with_kvcache(q, *pair(0), cache_seqlens=whole(0, 0), causal=True, **where)
-    assert isinstance(out, Tensor)
     assert torch.equal(out, torch.zeros_like(q))
 
 

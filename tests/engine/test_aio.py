@@ -50,7 +50,6 @@ def test_deltas_of_many_requests_join_to_what_each_gives_alone(llm: LLM) -> None
             assert output.request_id == f"r{i}"
             ids += output.outputs[0].token_ids
             logprobs += output.outputs[0].logprobs or []
-        assert output is not None
         return ids, logprobs, output.finished
 
     async def work(front: AsyncLLM) -> list[Any]:
@@ -151,7 +150,7 @@ def test_a_step_that_raises_ends_what_has_begun_and_those_that_wait_are_answered
 ) -> None:
     llm = dummy_llm(tmp_path, max_num_seqs=2)
     expected = llm.generate([[9]], GREEDY)[0].outputs[0].token_ids
-    left, real, begun = [4], Engine._step, threading.Event()  # pyright: ignore[reportPrivateUsage]
+    left, real, begun = [4], Engine._step, threading.Event()
 
     def failing(engine: Engine) -> bool:
         assert begun.wait(60)

@@ -3,8 +3,8 @@
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +89,8 @@ def test_greedy_tokens_of_a_ragged_batch_equal_transformers(llm: LLM, oracle: An
 def test_eos_ends_a_sample_as_in_transformers(llm: LLM) -> None:
     params = SamplingParams(temperature=0, min_tokens=3, logit_bias={EOS: 100.0})
     output = llm.generate("Hello", params)[0].outputs[0]
-    assert (len(output.token_ids), output.token_ids[-1], output.finish_reason, output.stop_reason) == (
-        4,
-        EOS,
-        "stop",
-        None,
-    )
+    assert (len(output.token_ids), output.token_ids[-1]) == (4, EOS)
+    assert (output.finish_reason, output.stop_reason) == ("stop", None)
 
 
 SEEDED = SamplingParams(seed=11, max_tokens=20, ignore_eos=True, top_p=0.95)
@@ -152,8 +148,6 @@ def test_logprobs_of_prompt_and_output_sum_to_transformers(llm: LLM, oracle: Any
     with torch.no_grad():
         logits = oracle(torch.tensor([ids])).logits[0].double().numpy()
     expected = [reference.logprobs(row)[token] for row, token in zip(logits[:-1], ids[1:], strict=True)]
-    assert output.prompt_logprobs is not None
-    assert sample.logprobs is not None
     assert output.prompt_logprobs[0] is None
     prompt = [entry[token].logprob for entry, token in zip(output.prompt_logprobs[1:], ids[1:], strict=False) if entry]
     generated = [entry[token].logprob for entry, token in zip(sample.logprobs, sample.token_ids, strict=True)]
@@ -183,7 +177,7 @@ def test_closing_a_stream_early_frees_its_slots(llm: LLM) -> None:
     for _ in range(6):  # more often than there are slots
         stream = llm.stream("Hello", SamplingParams(n=2, max_tokens=50, ignore_eos=True))
         next(stream)
-        stream.close()  # type: ignore[attr-defined] (it is a generator)
+        stream.close()
     assert not llm._thread.call(lambda: llm._open_engine().has_work)
     assert token_ids(llm.generate("Hello", GREEDY)) == token_ids(llm.generate("Hello", GREEDY))
 
@@ -197,33 +191,17 @@ def test_a_stream_and_other_requests_run_side_by_side(llm: LLM) -> None:
     assert list(stream)[-1].outputs[0].token_ids == expected[0]
 
 
-def test_streams_that_take_turns_show_every_token(llm: LLM) -> None:
-    streams = [llm.stream(prompt, SEEDED) for prompt in ("Hello", "x y z")]
-    lengths = [[len(next(stream).outputs[0].token_ids) for stream in streams] for _ in range(12)]
-    assert lengths == [[n, n] for n in range(1, 13)]
-    for stream in streams:
-        stream.close()  # type: ignore[attr-defined] (it is a generator)
-
-
 def test_threads_share_the_model(llm: LLM) -> None:
     expected = token_ids(llm.generate(PROMPTS, GREEDY))
-    found: dict[int, list[int]] = {}
-
-    def work(i: int) -> None:
-        found[i] = token_ids(llm.generate(PROMPTS[i], GREEDY))[0]
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(PROMPTS))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [found[i] for i in range(len(PROMPTS))] == expected
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        found = pool.map(lambda prompt: token_ids(llm.generate(prompt, GREEDY))[0], PROMPTS)
+        assert list(found) == expected
 
 
 @pytest.mark.parametrize("name", ["use_tqdm", "add_generation_prompt", "continue_final_message"])
 def test_switches_are_true_or_false(llm: LLM, name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{name}: 'no'; allowed: True or False"):
-        llm.chat([{"role": "user", "content": "hi"}], **{name: "no"})  # type: ignore[arg-type] # that is the point
+        llm.chat([{"role": "user", "content": "hi"}], **{name: "no"})
 
 
 class InBytes:
@@ -318,7 +296,7 @@ def test_max_model_len_ends_the_text_and_bounds_the_prompt(checkpoint: Path) -> 
             llm.generate([1] * 10)
     for wrong in (MAX_POSITION + 1, 1, 0, -1, 10.0, True):
         with pytest.raises(InvalidArgumentError, match="max_model_len"):
-            LLM(checkpoint, device="cpu", max_model_len=wrong)  # type: ignore[arg-type] (that is the point)
+            LLM(checkpoint, device="cpu", max_model_len=wrong)
 
 
 @pytest.mark.parametrize("prompt", ["", [], [[]], [0, VOCAB], [-1], [["a"]], None, {"prompt": ""}, ["ok", ""]])
@@ -342,13 +320,11 @@ def test_a_tokenizer_that_is_larger_than_the_model_is_named_as_such(checkpoint: 
 
 
 def test_bad_arguments_are_refused_in_one_line(llm: LLM, checkpoint: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="unknown sampling parameter: 'best_of'"):
-        llm.generate("Hello", {"best_of": 2})
     for messages, got in (([], "an empty list; "), ([[], 3], r"a list with \[\]"), ([3, "x" * 500], "a list with 3")):
         with pytest.raises(InvalidArgumentError, match=f"messages: {got}"):
-            llm.chat(messages)  # type: ignore[arg-type] (that is the point)
+            llm.chat(messages)
     with pytest.raises(InvalidArgumentError, match=r"messages: a list with 'x{199}\.\.\.; "):
-        llm.chat(["x" * 500])  # type: ignore[list-item]
+        llm.chat(["x" * 500])
     for name, value in (("device", "tpu"), ("device", "cpu:0"), ("device", "cuda:x"), ("dtype", "int8")):
         with pytest.raises(UnsupportedError, match=f"{name}: '{value}'"):
             LLM(checkpoint, **{name: value})
@@ -397,13 +373,14 @@ def test_a_closed_model_says_so(checkpoint: Path) -> None:
             pass
         return real(*args)
 
-    llm.runner.decode = decode  # type: ignore[method-assign]
+    llm.runner.decode = decode
     next(stream)
     llm.close()
     llm.close()
     assert list(stream)[-1].outputs[0].finish_reason == "abort"
-    with pytest.raises(OnewaveError, match="LLM: closed"):
-        llm.generate("Hello")
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(InvalidArgumentError, match="LLM: closed"):
+            call("Hello")
 
 
 @pytest.mark.parametrize(
@@ -444,4 +421,4 @@ def test_the_package_shows_its_names_without_loading_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert all(getattr(onewave, name) is not None for name in onewave.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = onewave.nonsense  # type: ignore[attr-defined] (that is the point)
+        _ = onewave.nonsense

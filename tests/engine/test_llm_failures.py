@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from kit.models.dummy import dummy_llm
-from onewave import LLM, CapacityError, InvalidArgumentError, SamplingParams, UnsupportedError
+from onewave import LLM, CapacityError, SamplingParams, UnsupportedError
 from onewave.engine import prompts
 from onewave.engine.params import SamplingParams as Params
 from onewave.engine.prompt.passes import PromptChunk
@@ -43,7 +44,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, llm: LLM, name: str, error: BaseE
 def test_a_step_that_fails_is_told_to_everybody_whose_request_it_ended(
     monkeypatch: pytest.MonkeyPatch, llm: LLM
 ) -> None:
-    real, inbox = llm.runner.decode, llm._thread._mailbox.inbox  # pyright: ignore[reportPrivateUsage]
+    real, inbox = llm.runner.decode, llm._thread._mailbox.inbox
 
     def decode(rows: StepRows) -> torch.Tensor:
         while rows.num_rows == 1 and inbox.empty():  # until the other request comes
@@ -66,26 +67,20 @@ def test_a_step_that_fails_is_told_to_everybody_whose_request_it_ended(
 
 def test_threads_get_an_error_not_an_empty_answer(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     started = threading.Barrier(3)
-    found: dict[int, Any] = {}
     # When all three run together.
     fail_once(monkeypatch, llm, "decode", RuntimeError("boom"), lambda rows: rows.num_rows == 3)
 
-    def work(i: int) -> None:
+    def work(i: int) -> Any:
         started.wait()
         try:
-            found[i] = llm.generate([i + 1], SamplingParams(temperature=0, max_tokens=80, ignore_eos=True))
+            return llm.generate([i + 1], SamplingParams(temperature=0, max_tokens=80, ignore_eos=True))
         except Exception as error:
-            found[i] = error
+            return error
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    errors = [each for each in found.values() if isinstance(each, Exception)]
-    answers = [each[0].outputs[0] for each in found.values() if not isinstance(each, Exception)]
-    assert len(found) == 3
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(work, range(3)))
+    errors = [each for each in found if isinstance(each, Exception)]
+    answers = [each[0].outputs[0] for each in found if not isinstance(each, Exception)]
     assert all(answer.finish_reason == "length" and len(answer.token_ids) == 80 for answer in answers)
     assert len(errors) in (0, 3)
     assert len({*map(id, errors)}) == len(errors)
@@ -137,13 +132,6 @@ def test_another_error_of_a_prompt_is_shown_as_it_is(monkeypatch: pytest.MonkeyP
     fail_once(monkeypatch, llm, "prefill", RuntimeError("a bug"), lambda *_: True)
     with pytest.raises(RuntimeError, match=r"^a bug$"):
         llm.generate([5], LONG)
-
-
-def test_a_closed_model_refuses_a_stream_at_the_call(llm: LLM) -> None:
-    llm.close()
-    for call in (lambda: llm.stream([1], LONG), lambda: llm.generate([1], LONG)):
-        with pytest.raises(InvalidArgumentError, match="LLM: closed"):
-            call()
 
 
 def test_drawing_from_more_tokens_than_the_sampler_takes_is_refused_before_anything_runs(
@@ -201,7 +189,7 @@ def test_a_callers_error_holds_neither_the_model_nor_takes_frames_from_what_is_b
         except MemoryError as error:
             raise CapacityError("a prompt") from error
 
-    llm.runner.prefill = prefill  # type: ignore[method-assign]
+    llm.runner.prefill = prefill
     gc.disable()
     try:
         try:
@@ -234,8 +222,7 @@ def test_a_stream_that_does_not_look_keeps_nothing_of_a_step_that_failed(
 
 @pytest.mark.parametrize("all_of_them", [False, True])
 def test_whoever_sees_a_request_ended_sees_why(all_of_them: bool, monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    engine = llm._engine  # pyright: ignore[reportPrivateUsage]
-    assert engine is not None
+    engine = llm._engine
     request = engine.add(None, [3, 4], LONG)
     real, seen = Sample.abort, list[object]()
 
@@ -254,8 +241,7 @@ def test_whoever_sees_a_request_ended_sees_why(all_of_them: bool, monkeypatch: p
 
 
 def test_each_request_has_an_error_of_its_own(llm: LLM) -> None:
-    engine = llm._engine  # pyright: ignore[reportPrivateUsage]
-    assert engine is not None
+    engine = llm._engine
     requests = [engine.add(None, [3, 4], LONG) for _ in range(2)]
     error = CapacityError("memory", got="none", next="Wait.")
     engine.abort_all(error)
@@ -271,8 +257,7 @@ def test_an_error_that_does_not_say_what_it_is_ends_every_request(llm: LLM) -> N
         def __str__(self) -> str:
             raise ValueError("mute")
 
-    engine = llm._engine  # pyright: ignore[reportPrivateUsage]
-    assert engine is not None
+    engine = llm._engine
     requests = [engine.add(None, [3, 4], LONG) for _ in range(2)]
     engine.abort_all(Mute())
     assert all("Mute" in str(request.failure) for request in requests)
@@ -288,12 +273,12 @@ def test_what_is_asked_about_a_prompt_ends_its_own_request_alone_if_it_finds_no_
     def no_memory(*args: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    engine = llm._engine  # pyright: ignore[reportPrivateUsage]
+    engine = llm._engine
     monkeypatch.setattr(engine, "_find_logprobs", no_memory)
-    monkeypatch.setattr(engine._sampler, "seen", no_memory)  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
-    plan = engine._sampler.plan  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
+    monkeypatch.setattr(engine._sampler, "seen", no_memory)
+    plan = engine._sampler.plan
     monkeypatch.setattr(
-        engine._sampler,  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
+        engine._sampler,
         "plan",
         lambda rows: no_memory if rows[0].params.top_p == 0.5 else plan(rows),
     )
@@ -312,8 +297,8 @@ def test_a_request_whose_text_cannot_be_made_leaves_its_slot(monkeypatch: pytest
             return ""
 
     with dummy_llm(tmp_path, max_num_seqs=1) as llm:
-        engine = llm._engine  # pyright: ignore[reportPrivateUsage]
-        monkeypatch.setattr(engine, "_make_detokenizer", lambda ids, skip: Broken())  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        engine = llm._engine
+        monkeypatch.setattr(engine, "_make_detokenizer", lambda ids, skip: Broken())
         for _ in range(2):
             with pytest.raises(MemoryError, match="text"):
                 llm.generate([[3]], LONG)

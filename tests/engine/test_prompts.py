@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from kit.refusals import refused
 from onewave.base.errors import InvalidArgumentError
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompts import RawPrompt, check_params, parse_params, parse_prompts
@@ -17,9 +18,9 @@ def test_every_form_of_a_prompt_is_understood() -> None:
     assert parse_prompts("hi") == [text]
     assert parse_prompts(["hi", "hi"]) == [text, text]
     assert parse_prompts([1, 2]) == [ids]
-    assert parse_prompts(np.array([1, 2])) == [ids]  # type: ignore[arg-type] (works all the same)
-    assert parse_prompts(torch.tensor([1, 2])) == [ids]  # type: ignore[arg-type]
-    assert parse_prompts({"prompt_token_ids": torch.tensor([1, 2])}) == [ids]  # type: ignore[typeddict-item]
+    assert parse_prompts(np.array([1, 2])) == [ids]
+    assert parse_prompts(torch.tensor([1, 2])) == [ids]
+    assert parse_prompts({"prompt_token_ids": torch.tensor([1, 2])}) == [ids]
     assert parse_prompts([[1, 2], (1, 2)]) == [ids, ids]
     assert parse_prompts({"prompt": "hi"}) == [text]
     assert parse_prompts({"prompt_token_ids": [1, 2]}) == [ids]
@@ -53,17 +54,16 @@ def test_every_form_of_a_prompt_is_understood() -> None:
     ],
 )
 def test_anything_else_is_refused_in_one_line(prompts: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="prompt") as caught:
+    with refused(InvalidArgumentError, "prompt"):
         parse_prompts(prompts)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_error_shows_the_beginning_of_a_huge_value() -> None:
     for prompts in ([1, "x" * 500], [[1, "x" * 500]], {"x" * 500: 1}):
         with pytest.raises(InvalidArgumentError, match=r"'x{199}\.\.\.; allowed"):
-            parse_prompts(prompts)  # type: ignore[arg-type] (that is the point)
+            parse_prompts(prompts)
     with pytest.raises(InvalidArgumentError, match="a list with a number of thousands of digits"):
-        parse_prompts([1, [10**5000]])  # type: ignore[list-item]
+        parse_prompts([1, [10**5000]])
 
 
 def test_parameters_come_once_or_once_a_prompt() -> None:
@@ -74,7 +74,7 @@ def test_parameters_come_once_or_once_a_prompt() -> None:
     assert parse_params([one, {"n": 2}], 2) == [one, one]
     for wrong in ([one], 3, "hot", [one, None]):
         with pytest.raises(InvalidArgumentError, match="sampling_params"):
-            parse_params(wrong, 2)  # type: ignore[arg-type] (that is the point)
+            parse_params(wrong, 2)
 
 
 def test_what_the_model_can_not_honour_is_refused() -> None:

@@ -1,8 +1,5 @@
 """A real model: SmolLM2-135M-Instruct from its Q4_1 file, against transformers on the same dequantised weights."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,29 +112,3 @@ def test_it_knows_the_capital_of_france(llm: LLM) -> None:
     output = llm.chat(question, SamplingParams(temperature=0, max_tokens=32))[0]
     assert "Paris" in output.outputs[0].text
     assert output.outputs[0].finish_reason == "stop"
-
-
-IN_A_NEW_PROCESS = """
-import sys
-from onewave import LLM, SamplingParams
-llm = LLM(sys.argv[1], device="cpu")
-params = SamplingParams(temperature=0.9, top_p=0.95, seed=42, max_tokens=24, ignore_eos=True)
-print(llm.generate(sys.argv[2], params)[0].outputs[0].token_ids)
-"""
-
-
-@pytest.mark.slow
-def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_in_a_new_process(llm: LLM, smollm2_path: Path) -> None:
-    params = SamplingParams(temperature=0.9, top_p=0.95, seed=42, max_tokens=24, ignore_eos=True)
-    alone = llm.generate(PROMPTS[1], params)[0].outputs[0].token_ids
-    others = SamplingParams(temperature=0.7, max_tokens=20)
-    batch = llm.generate(PROMPTS[:4], [others, params, GREEDY, others])
-    assert batch[1].outputs[0].token_ids == alone
-    run = subprocess.run(
-        [sys.executable, "-c", IN_A_NEW_PROCESS, str(smollm2_path), PROMPTS[1]],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ},
-    )
-    assert run.stdout.strip() == str(alone)

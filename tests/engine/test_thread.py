@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -37,22 +38,9 @@ def llm(tmp_path: Path) -> Iterator[LLM]:
 
 def in_threads(*works: Any) -> None:
     """Run every work in a thread of its own, to the end, and raise what one of them raised."""
-    errors: list[BaseException] = []
-
-    def guarded(work: Any) -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(work,), daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(len(works)) as pool:
+        for each in [pool.submit(work) for work in works]:
+            each.result(60)
 
 
 def test_a_stream_that_looks_late_still_shows_every_token(llm: LLM) -> None:
@@ -160,12 +148,12 @@ def test_a_stream_that_is_dropped_in_the_middle_of_a_step_ends_after_it(
     monkeypatch: pytest.MonkeyPatch, llm: LLM
 ) -> None:
     stream = llm.stream([3, 4], GREEDY)
-    engine: Any = llm._engine  # pyright: ignore[reportPrivateUsage]
+    engine: Any = llm._engine
     real, running, begun = llm.runner.decode, list[list[str]](), threading.Event()
 
     def decode(*args: Any) -> Any:
         assert begun.wait(60)
-        stream.close()  # type: ignore[attr-defined] (it is a generator; as the garbage collector does)
+        stream.close()
         running.append([each.owner.request.request_id for each in engine._scheduler.running])
         return real(*args)
 
@@ -183,7 +171,7 @@ def test_a_model_that_fails_to_stop_what_runs_is_closed_all_the_same(monkeypatch
     def abort_all(*args: Any) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(llm._engine, "abort_all", abort_all)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(llm._engine, "abort_all", abort_all)
     with pytest.raises(RuntimeError, match="boom"):
         llm.close()
     assert not hasattr(llm, "runner")
@@ -218,10 +206,6 @@ class Stepped:
         self.wanted = self.steps + steps
 
 
-def thread_of(engine: Stepped) -> EngineThread:
-    return EngineThread(engine)
-
-
 def until(engine: Stepped, steps: int) -> None:
     """Return once so many steps are made and their readers told."""
     while engine.told.get() < steps:
@@ -237,7 +221,7 @@ def test_one_thread_makes_every_step_and_every_job_comes_between_two() -> None:
         inside.release()
 
     engine = Stepped(alone)
-    thread = thread_of(engine)
+    thread = EngineThread(engine)
 
     def ask() -> None:
         for _ in range(50):
@@ -258,7 +242,7 @@ def test_what_is_posted_in_a_step_is_done_after_it_and_before_the_next() -> None
         log.append("end")
 
     engine = Stepped(step)
-    thread = thread_of(engine)
+    thread = EngineThread(engine)
     thread.call(lambda: engine.want(2))
     until(engine, 2)
     thread.end()
@@ -270,7 +254,7 @@ def test_a_job_that_fails_and_a_step_that_fails_leave_the_thread_to_others(caplo
         raise ValueError("boom")
 
     engine = Stepped(fail)
-    thread = thread_of(engine)
+    thread = EngineThread(engine)
     with pytest.raises(ValueError, match="boom"):
         thread.call(fail)
     thread.post(fail)
@@ -289,7 +273,7 @@ def test_a_call_from_within_a_step_is_refused() -> None:
         refused.put(str(error.value))
 
     engine = Stepped(step)
-    thread = thread_of(engine)
+    thread = EngineThread(engine)
     thread.call(lambda: engine.want(1))
     assert "LLM: called from within one of its own steps. Call it afterwards" in refused.get()
 
@@ -309,15 +293,15 @@ def test_who_is_interrupted_returns_at_once_and_its_request_ends_after_the_step(
     with pytest.raises(KeyboardInterrupt):
         llm.generate([5], GREEDY)
     over.set()
-    engine: Any = llm._engine  # pyright: ignore[reportPrivateUsage]
-    thread: Any = llm._thread  # pyright: ignore[reportPrivateUsage]
+    engine: Any = llm._engine
+    thread: Any = llm._thread
     assert thread.call(lambda: engine.has_work) is False
     assert len(llm.generate([5], GREEDY)[0].outputs[0].token_ids) == 20
 
 
 def test_whenever_ctrl_c_comes_the_engine_goes_on_for_others_and_the_request_ends(llm: LLM) -> None:
-    engine: Any = llm._engine  # pyright: ignore[reportPrivateUsage]
-    thread: Any = llm._thread  # pyright: ignore[reportPrivateUsage]
+    engine: Any = llm._engine
+    thread: Any = llm._thread
     asked = replace(GREEDY, max_tokens=2)
     for work in (lambda: llm.generate([5], asked), lambda: list(llm.stream([5], asked))):
         place = 0
@@ -348,7 +332,7 @@ def test_the_thread_ends_with_the_model(way: str, tmp_path: Path) -> None:
 
 def test_a_call_that_comes_as_the_thread_ends_is_answered() -> None:
     engine = Stepped()
-    thread = thread_of(engine)
+    thread = EngineThread(engine)
 
     def ask() -> None:
         for i in range(300):
@@ -400,7 +384,7 @@ def test_a_forked_child_has_a_thread_of_its_own_and_a_process_that_ends_amid_a_s
 
 def test_a_forked_child_is_told_that_it_can_not_use_its_parents_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Stepped()
-    thread = thread_of(engine)
+    thread = EngineThread(engine)
     thread.call(lambda: None)
     monkeypatch.setattr(engine, "stream", SimpleNamespace(device="cuda:0"))
     monkeypatch.setattr(os, "getpid", lambda: -1)

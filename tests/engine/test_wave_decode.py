@@ -142,7 +142,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def planned(*arguments: object, **named: object) -> object:
         seen.append("planned")
-        return plan_decode(*arguments, **named)  # type: ignore[arg-type]
+        return plan_decode(*arguments, **named)
 
     monkeypatch.setattr(launch, "runs_here", lambda device: True)
     monkeypatch.setattr(launch, "co_resident", lambda device: 3)

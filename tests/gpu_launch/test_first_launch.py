@@ -89,7 +89,7 @@ def test_triton_finds_the_launchers_that_are_made(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(build, "_load_module_from_path", load)
     monkeypatch.setattr(build, "_build", None)
     for types in (("i32", ("i64", "*bf16")), ("*fp32", "i32", "nvTmaDesc")):
-        source: str = driver.make_launcher({}, dict(enumerate(types)), None)  # pyright: ignore[reportUnknownMemberType]
+        source: str = driver.make_launcher({}, dict(enumerate(types)), None)
         build.compile_module_from_src(source, "__triton_launcher")
     build.compile_module_from_src(Path(driver.dirname, "driver.c").read_text(), "cuda_utils")
     assert found == ["__triton_launcher", "__triton_launcher", "cuda_utils"]

@@ -38,7 +38,6 @@ def test_tiles_are_counted_as_a_simulation_loads_bytes(name, slots):
     order = grid_order(name, 3, 4)
     machine = Machine(workers=1, levels=(CacheLevel("L2", slots * 128),))
     report = simulate(graph, name, machine, mode="serial").report
-    assert report is not None
     assert (
         Game(m=3, n=4, k=2, slots=slots, unit="tiles", policy="lru").loads(order.to_list()) * 128
         == report.memory_loaded

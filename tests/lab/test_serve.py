@@ -114,9 +114,7 @@ def test_the_command_serves_the_page_without_torch_and_ends_with_ctrl_c():
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert started.stdout is not None
     found = re.search(r"http://127\.0\.0\.1:\d+/", started.stdout.readline())
-    assert found is not None
     with urllib.request.urlopen(found[0], timeout=60) as page:
         assert b"onewave tile lab" in page.read()
     started.send_signal(signal.SIGINT)

@@ -54,7 +54,6 @@ class Machine(RuleBasedStateMachine):
         if count > len(free):
             assert taken is None
             return
-        assert taken is not None
         assert len(set(taken)) == count
         assert set(taken) <= free
         evicted = cached[: max(0, count - (len(free) - len(cached)))]
@@ -127,7 +126,6 @@ def test_events_name_the_parent_and_the_tokens() -> None:
     events: list[BlockEvent] = []
     pool = BlockPool(1, SIZE, listener=events.append)
     blocks = pool.take(1)
-    assert blocks is not None
     key = next_key(ROOT, [5, 6])
     pool.seal(blocks[0], key, parent=None, token_ids=[5, 6])
     pool.release(blocks)
@@ -154,7 +152,6 @@ def operations_per_second(num_blocks: int, count: int = 64) -> float:
     begin, operations = time.process_time(), 0
     for first in range(0, len(keys) - count + 1, count):
         blocks = pool.take(count)
-        assert blocks is not None
         for block, key in zip(blocks, keys[first : first + count], strict=True):
             pool.seal(block, key, parent=None, token_ids=())
         pool.share(pool.find(keys[first : first + count]))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kit.models.tiny_models import ROPES, config_of
+from kit.refusals import refused
 from onewave.base.errors import ConfigError, OnewaveError, UnsupportedError
 from onewave.models.config.hf import from_hf
 from onewave.models.config.model_config import ModelConfig
@@ -161,10 +162,8 @@ def test_generation_config_says_where_text_ends() -> None:
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(UnsupportedError) as caught:
+    with refused(UnsupportedError, said):
         hf(**changes)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_causal_attention_and_equal_layers_may_be_said() -> None:

@@ -64,7 +64,6 @@ def test_layers_that_pytorch_has_a_part_in_are_not_listed(tmp_path: Path) -> Non
 
 def test_lists_of_many_forms_are_dropped(tmp_path: Path) -> None:
     runner = runner_of(tmp_path)
-    assert runner._layers is not None
     one = torch.ones(1, dtype=torch.int64)
     first = runner.decode(StepRows(one, one * 7, one * 0)).clone()
     for rows in range(2, 18):

@@ -18,6 +18,7 @@ from kit.models.tiny_models import (
     save_checkpoint,
     tokens,
 )
+from kit.refusals import refused
 from onewave.base.errors import CapacityError, ConfigError, UnsupportedError
 from onewave.engine.load import checkpoint
 from onewave.models.config.gguf import from_gguf
@@ -260,9 +261,8 @@ def test_a_missing_or_malformed_key_is_named(key: str) -> None:
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(UnsupportedError) as caught:
+    with refused(UnsupportedError, said):
         read(**changes)
-    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -148,9 +148,7 @@ def test_the_grid_and_the_split_of_a_decode_step_are_the_launchs(monkeypatch, le
     grid, constants = seen["launch"]
     assert answer.programs is not None
     assert tuple(int(size) for size in re.findall(r"\d+", answer.programs)) == (*grid, 132)
-    assert answer.tile is not None
     assert answer.tile.startswith(f"{constants['BLOCK_M']} query rows x {constants['BLOCK_N']} keys")
-    assert answer.split is not None
     keys, splits = int(answer.split.split()[0]), int(answer.split.split()[2])
     assert (splits - 1) * keys < length <= splits * keys
     assert keys == split_size if split_size else splits <= constants.get("TARGET", 64)

@@ -110,7 +110,6 @@ def test_an_evicted_block_is_removed_by_the_hash_it_was_stored_by(router: Router
     publisher = KvEventPublisher(router.events, replay=router.replay, topic="kv")
     pool = BlockPool(2, 2, listener=publisher.put)
     taken = pool.take(2)
-    assert taken is not None
     first = next_key(b"root", [1, 2])
     pool.seal(taken[0], first, parent=None, token_ids=[1, 2])
     pool.seal(taken[1], next_key(first, [3, 4]), parent=first, token_ids=[3, 4])

@@ -35,8 +35,6 @@ class Process:
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
         first = self.process.stdout.readline()
         found = re.search(r"http://\S+", first)
         assert found is not None, first + self.process.stderr.read()

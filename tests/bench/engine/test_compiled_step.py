@@ -61,7 +61,7 @@ def test_more_shapes_than_pytorch_recompiles_for_are_compiled() -> None:
 
 def test_packed_weights_are_refused() -> None:
     model = in_float32(random_model(BASE))
-    packed = replace(model.weights.layers[0], o=object())  # pyright: ignore[reportArgumentType]
+    packed = replace(model.weights.layers[0], o=object())
     model.weights = replace(model.weights, layers=(packed, *model.weights.layers[1:]))
     with pytest.raises(UnsupportedError, match="packed weights"):
         compiled_step(model, model.new_cache(num_slots=1, capacity=1), 0)

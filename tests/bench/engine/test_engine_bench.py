@@ -82,7 +82,7 @@ class FakeLLM:
 
 
 def results(llm: FakeLLM, *lists: list[int], reps: int = 2, warmup: int = 1) -> list[Any]:
-    return list(measure(llm, cases(*lists), reps=reps, warmup=warmup, ceiling=CEILING))  # type: ignore[arg-type]
+    return list(measure(llm, cases(*lists), reps=reps, warmup=warmup, ceiling=CEILING))
 
 
 def test_tests_are_named_as_llama_bench_names_them():
@@ -112,7 +112,7 @@ def test_decode_counts_the_steps_after_the_first_token():
 
 def test_a_short_request_says_how_long_all_tests_take():
     llm, tests = FakeLLM(), cases([2], [16], [11], [0])
-    seconds = expected_seconds(llm, tests, repetitions=3)  # type: ignore[arg-type]
+    seconds = expected_seconds(llm, tests, repetitions=3)
     assert seconds == pytest.approx(3 * 2 * (PREFILL_S + PREFILL_S / 16 + 10 * STEP_S))
     assert [(len(prompts[0]), params.max_tokens) for prompts, params in llm.asked] == [(16, 3)] * 2
 
@@ -164,7 +164,7 @@ def test_a_test_longer_than_the_context_is_refused_before_anything_runs():
 def test_the_ledger_line_says_what_is_needed_to_repeat_it():
     llm = FakeLLM()
     (one,) = results(llm, [2], [0], [3], [6])
-    line = measurement(one, llm, threads=2)  # type: ignore[arg-type]
+    line = measurement(one, llm, threads=2)
     assert (line.model, line.metric, line.unit) == ("fake", "decode_step", "ms")
     assert line.summary == one.step_ms
     assert line.extra["test"] == "tg3@d6"

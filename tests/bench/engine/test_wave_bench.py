@@ -100,8 +100,8 @@ class PlainWave:
 @pytest.fixture
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "DecodeWave", PlainWave)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)  # pyright: ignore[reportUnknownLambdaType]
-    monkeypatch.setattr(bench, "self_check", lambda model, wave, batch: 0.0)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(bench, "self_check", lambda model, wave, batch: 0.0)
 
 
 @pytest.mark.usefixtures("without_a_gpu")
@@ -125,7 +125,6 @@ def test_all_paths_are_timed_on_one_cache(monkeypatch: pytest.MonkeyPatch) -> No
         *("torch.compile compiles", "torch.compile", "measured"),
     ]
     assert results[0].hops == 5 * model.config.num_layers
-    assert results[2].difference is not None
     assert results[2].difference < 1e-4
     assert len({each.step_bytes for each in results}) == 1
     # Every other layer reads its window's keys alone.

@@ -55,6 +55,7 @@ def test_the_crossed_queues_are_a_deadlock_and_all_four_tasks_are_named(tmp_path
     found = verdict(tmp_path, plan(CHAIN, [["b", "c"], ["d", "a"]]))
     assert found["kind"] == "deadlock"
     assert sorted(found["witness"]["cycle"]) == ["a", "b", "c", "d"]
+    assert "b waits for a" in found["message"]
     by_after = [task("a"), task("b", after=["a"]), task("c"), task("d", after=["c"])]
     assert verdict(tmp_path, plan(by_after, [["b", "c"], ["d", "a"]]))["kind"] == "deadlock"
 
@@ -75,15 +76,7 @@ def test_a_task_that_must_run_after_itself_is_a_deadlock_beside_explicit_counter
     assert (found["kind"], found["witness"]["cycle"]) == ("deadlock", ["b"])
 
 
-def test_two_hundred_workers_on_132_are_refused_but_take_tickets(tmp_path):
-    tasks = [task(i, [], [["c", i]]) for i in range(200)]
-    found = verdict(tmp_path, plan(tasks, [[i] for i in range(200)]))
-    assert (found["kind"], found["witness"]) == ("residency", {"planned": 200, "co_resident": 132})
-    assert verdict(tmp_path, plan(tasks, [[i] for i in range(200)], mode="ticket"))["ok"]
-
-
 def test_a_ticket_order_must_be_a_linear_extension(tmp_path):
-    assert verdict(tmp_path, plan(CHAIN, [["c", "a", "b", "d"]], mode="ticket"))["ok"]
     assert verdict(tmp_path, plan(CHAIN, [["b", "a", "c", "d"]], mode="ticket"))["kind"] == "deadlock"
     without = plan(CHAIN, None, mode="ticket")
     del without["workers"]
@@ -91,6 +84,8 @@ def test_a_ticket_order_must_be_a_linear_extension(tmp_path):
 
 
 def test_without_a_single_ticket_tickets_are_taken_in_program_order(tmp_path):
+    tasks = [task(i, [], [["c", i]]) for i in range(200)]
+    assert verdict(tmp_path, plan(tasks, [[i] for i in range(200)], mode="ticket"))["ok"]
     for queues in ([], [[], []]):
         assert verdict(tmp_path, plan(CHAIN, queues, mode="ticket"))["ok"]
         assert verdict(tmp_path, plan(CHAIN, queues))["kind"] == "once"
@@ -130,11 +125,8 @@ def test_rings_wait_for_the_release_they_name(tmp_path):
     ring = {"name": "weights", "slots": 2, "fills": ["load0", "load1", "load2"], "releases": ["also0", "use1", "use2"]}
     # also0 frees the slot, but use0 may still read it.
     found = verdict(tmp_path, plan(tasks, workers, rings=[ring]))
-    assert (found["kind"], found["witness"]["pair"], found["witness"]["slot"]) == (
-        "race",
-        ["use0", "load2"],
-        "weights slot 0",
-    )
+    assert (found["kind"], found["witness"]["pair"]) == ("race", ["use0", "load2"])
+    assert found["witness"]["slot"] == "weights slot 0"
     tasks[6]["after"] = ["use0"]
     assert verdict(tmp_path, plan(tasks, workers, rings=[ring]))["ok"]
     assert verdict(tmp_path, plan(tasks, workers, rings=[{**ring, "slots": 1}]))["ok"]
@@ -154,12 +146,6 @@ def test_buffers_put_two_layers_activations_in_one_place(tmp_path):
     assert verdict(tmp_path, plan(tasks, workers))["ok"]
     found = verdict(tmp_path, plan(tasks, workers, buffers={"act": ["act0", "act1"]}))
     assert (found["kind"], found["witness"]["pair"], found["witness"]["slot"]) == ("race", ["side0", "up1"], "act")
-
-
-@pytest.mark.parametrize(("workers", "who"), [([["a", "b"], ["c"]], "d"), ([["a", "b", "c"], ["d", "a"]], "a")])
-def test_a_task_missing_or_planned_twice_is_named(tmp_path, workers, who):
-    found = verdict(tmp_path, plan(CHAIN, workers))
-    assert (found["kind"], found["witness"]["task"]) == ("once", who)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -245,13 +231,10 @@ def test_a_bad_file_is_told_in_one_line(tmp_path, data):
 
 
 def test_files_that_cannot_be_read_are_told_in_one_line(tmp_path, monkeypatch):
-    for path in (tmp_path, tmp_path / "missing.json", tmp_path / ("x" * 300)):
+    (tmp_path / "latin.json").write_bytes(b'{"tasks": "\xff"}')
+    for path in (tmp_path, tmp_path / "latin.json", tmp_path / "missing.json", tmp_path / ("x" * 300)):
         result = CliRunner().invoke(tiles, ["verify", str(path), "--json"])
         assert isinstance(result.exception, InvalidArgumentError)
-    (tmp_path / "latin.json").write_bytes(b'{"tasks": "\xff"}')
-    assert isinstance(
-        CliRunner().invoke(tiles, ["verify", str(tmp_path / "latin.json")]).exception, InvalidArgumentError
-    )
     monkeypatch.setattr(verify_file, "MAX_FILE_BYTES", 1000)
     result = CliRunner().invoke(tiles, ["verify", "/dev/zero"])
     assert "file size" in str(result.exception)
@@ -381,26 +364,18 @@ def test_interpret_tells_what_a_broken_table_does(tmp_path):
     assert "went wrong: gemm1#" in result.stdout
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("gemm", 0, 4, 4),
-        ("gemm", 4, 4),
-        ("gemm", 10**9, 10**9, 10**9),
-        ("nothing", 4),
-        (*CHAIN_SIZES, "--policy", "rows"),
-        (*CHAIN_SIZES, "--order", "nowhere"),
-        (*CHAIN_SIZES, "--queues", "both"),
-        (*CHAIN_SIZES, "--workers", 0),
-        (*CHAIN_SIZES, "--workers", 10**9),
-        (*CHAIN_SIZES, "--resident", 0),
-        (*CHAIN_SIZES, "--resident", -5),
-        (*CHAIN_SIZES, "--resident", 3_000_000_000),
-        (*CHAIN_SIZES, "--tokens", 0),
-        (*CHAIN_SIZES, "--tokens", 10**9),
-        (*CHAIN_SIZES, "--out", "/nowhere/table.npy"),
-    ],
-)
+BAD_LOWER = [
+    *(("gemm", *sizes) for sizes in ((0, 4, 4), (4, 4), (10**9, 10**9, 10**9))),
+    ("nothing", 4),
+    *((*CHAIN_SIZES, "--workers", count) for count in (0, 10**9)),
+    *((*CHAIN_SIZES, "--resident", count) for count in (0, -5, 3_000_000_000)),
+    *((*CHAIN_SIZES, "--tokens", count) for count in (0, 10**9)),
+    *((*CHAIN_SIZES, option, "nowhere") for option in ("--policy", "--order", "--queues")),
+    (*CHAIN_SIZES, "--out", "/nowhere/table.npy"),
+]
+
+
+@pytest.mark.parametrize("arguments", BAD_LOWER)
 def test_lower_refuses_bad_input_in_one_line(onewave, arguments):
     onewave("tiles", "lower", *arguments).error()
 
@@ -428,20 +403,10 @@ def test_interpret_refuses_bad_input_in_one_line(onewave, tmp_path):
     (tmp_path / "torn.npy").write_bytes(npy_with("("))
     shape = f"({1 << 70},)"
     (tmp_path / "large.npy").write_bytes(npy_with(f"{{'descr': '<i4', 'fortran_order': False, 'shape': {shape}}}"))
-    for arguments in (
-        (tmp_path / "missing.npy",),
-        (tmp_path / "missing.bin",),
-        (tmp_path / "text.npy",),
-        (tmp_path / "zip.npy",),
-        (tmp_path / "large.npy",),
-        (tmp_path / "torn.npy",),
-        (file, "--runs", 0),
-        (file, "--runs", 10**9),
-        (file, "--workers", 0),
-        (file, "--workers", 10**9),
-        (file, "--seed", -1),
-    ):
-        onewave("tiles", "interpret", *arguments).error()
+    for name in ("missing.npy", "missing.bin", "text.npy", "zip.npy", "large.npy", "torn.npy"):
+        onewave("tiles", "interpret", tmp_path / name).error()
+    for arguments in (("--runs", 0), ("--runs", 10**9), ("--workers", 0), ("--workers", 10**9), ("--seed", -1)):
+        onewave("tiles", "interpret", file, *arguments).error()
     assert str(interpreted(tmp_path / "missing.bin").exception).startswith("task table: ")
 
 

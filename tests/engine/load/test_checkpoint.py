@@ -23,6 +23,7 @@ from kit.models.tiny_models import (
     save_checkpoint,
     tokens,
 )
+from kit.refusals import refused
 from onewave.base.errors import (
     CapacityError,
     InvalidArgumentError,
@@ -92,11 +93,8 @@ def test_a_wrong_tensor_is_one_line_naming_file_and_tensor(
 ) -> None:
     save_checkpoint(tmp_path, config_of("llama"))
     change_weights(tmp_path, change)
-    with pytest.raises(WeightsError) as caught:
+    with refused(WeightsError, said, str(tmp_path)):
         ours(tmp_path)
-    assert said in str(caught.value)
-    assert str(tmp_path) in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_frequencies_that_old_checkpoints_store_are_ignored(tmp_path: Path) -> None:
@@ -155,7 +153,6 @@ def test_weights_are_cast_to_the_asked_dtype(tmp_path: Path) -> None:
     layer = model.weights.layers[0]
     assert model.dtype is torch.float16
     for tensor in (layer.qkv, layer.qkv_bias, layer.input_norm, model.weights.head):
-        assert isinstance(tensor, Tensor)
         assert tensor.dtype is torch.float16
 
 
@@ -165,7 +162,6 @@ def test_a_weight_that_float16_cannot_hold_is_refused(largest: float, kept: bool
     change_weights(tmp_path, lambda state: state["model.layers.1.mlp.down_proj.weight"].view(-1)[5:6].fill_(largest))
     if kept:
         down = ours(tmp_path, torch.float16).weights.layers[1].down
-        assert isinstance(down, Tensor)
         assert float(down.view(-1)[5].abs()) == 65504
     else:
         problem = f"'model.layers.1.mlp.down_proj.weight' in float16: a weight of size {abs(largest):g};"

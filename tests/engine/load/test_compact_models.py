@@ -46,7 +46,7 @@ def test_what_can_not_be_compact_is_refused_where_that_was_asked_for(given: dict
 
 def test_whether_to_be_compact_is_a_yes_or_a_no() -> None:
     with pytest.raises(InvalidArgumentError, match="compact: 'yes'; allowed: True, False or None"):
-        LLM("no-such-model", compact="yes")  # type: ignore[arg-type] # that is the point
+        LLM("no-such-model", compact="yes")
 
 
 def test_a_compact_model_and_a_plain_one_generate_the_same(planned: list[Any], tmp_path: Path) -> None:
@@ -82,8 +82,6 @@ def test_weights_too_far_apart_stay_as_they_are_and_a_line_says_so(
 ) -> None:
     given = how(tmp_path, None, weight_format=COMPACT, **BF16)
     model, wave = load("auto", LOCATION, BASE, given)
-    assert wave is not None
-    assert wave.stream is not None
     assert wave.stream.weight_format is None
     (record,) = caplog.records
     assert record.getMessage() == (

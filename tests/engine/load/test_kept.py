@@ -72,7 +72,6 @@ def kept(location: ModelLocation, options: LoadOptions) -> tuple[Llama, MixedFor
     batch = options.max_num_seqs
     with open_parts(location, CONFIG, options) as parts:
         form = kept_format(parts, CONFIG, batch=batch)
-        assert form is not None
         given = {"weight_bytes": form.weight_bytes, "widths": form.widths}
         program = plan_decode(CONFIG, batch=batch, workers=3, **given).program
         stream = WeightStream(program, options.dtype, CPU, form)
@@ -130,7 +129,6 @@ def test_zero_points_that_the_first_matrix_lacks_are_not_passed_over(tmp_path: P
     config, options = load_config(location), LoadOptions(torch.float16, CPU, max_num_seqs=4, max_model_len=16)
     with open_parts(location, config, options) as parts:
         form = kept_format(parts, config, batch=4)
-        assert form is not None
         assert not form.nibbles.minima
         given = {"weight_bytes": form.weight_bytes, "widths": form.widths}
         stream = WeightStream(plan_decode(config, batch=4, workers=3, **given).program, torch.float16, CPU, form)
@@ -164,7 +162,6 @@ def test_nothing_of_a_quantised_file_is_kept_unpacked(
     given = {"dtype": torch.bfloat16, "load_format": "auto"}
     for weight_format, keeping in ((COMPACT, False), (None, True)):
         _, wave = load_wave(location, CONFIG, how(tmp_path, weight_format=weight_format, **given))
-        assert wave.stream is not None
         assert wave.stream.keeping is keeping
 
 
@@ -175,7 +172,6 @@ def test_the_wave_takes_a_quantised_file_as_it_is_unless_something_else_is_asked
     given = {"dtype": torch.bfloat16, "load_format": "auto"}
     for weight_format in (COMPACT, None):
         model, wave = load_wave(location, CONFIG, how(tmp_path, weight_format=weight_format, **given))
-        assert wave.stream is not None
         assert wave.stream.gains_apart is (weight_format is COMPACT)
         assert isinstance(model.weights.head, StreamMatrix)
     assert [isinstance(form, MixedFormat) for form in planned] == [True, False]

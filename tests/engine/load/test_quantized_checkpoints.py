@@ -35,6 +35,7 @@ from kit.models.tiny_models import (
     save_checkpoint,
     tokens,
 )
+from kit.refusals import refused
 from onewave.base.errors import UnsupportedError, WeightsError
 from onewave.models.config.read import load_scheme
 from onewave.ops.linear import PackedWeight
@@ -166,7 +167,6 @@ def test_a_quantised_checkpoint_is_the_plain_one_of_the_same_values(kind: str, t
     layer = small.weights.layers[0]
     for weight, plain_weight in ((layer.qkv, large.weights.layers[0].qkv), (layer.down, large.weights.layers[0].down)):
         assert isinstance(weight, PackedWeight)
-        assert isinstance(plain_weight, Tensor)
         assert [piece.kind for piece in weight.pieces] == [kept]
         assert torch.equal(weight.dequantize(), plain_weight)
     ids, chunks = tokens(12), [9, 1, 2]
@@ -224,11 +224,8 @@ def test_a_broken_part_is_one_line_naming_file_and_tensor(
     parts = {name: tensor.clone() for name, tensor in load_file(tmp_path / "model.safetensors").items()}
     change(parts, part, to)
     save_file(parts, tmp_path / "model.safetensors")
-    with pytest.raises(WeightsError) as caught:
+    with refused(WeightsError, said, "model.safetensors"):
         ours(tmp_path, packed=True)
-    assert said in str(caught.value)
-    assert "model.safetensors" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +295,5 @@ def test_what_is_not_read_is_refused_by_name(config: dict[str, Any], said: str, 
     save_checkpoint(tmp_path, config_of("llama", **SIZES, num_hidden_layers=1))
     described = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(described | {"quantization_config": config}))
-    with pytest.raises(UnsupportedError) as caught:
+    with refused(UnsupportedError, said, "config.json"):
         ours(tmp_path)
-    assert said in str(caught.value)
-    assert "config.json" in str(caught.value)

@@ -22,6 +22,7 @@ from kit.models.tiny_models import (
     save_checkpoint,
     tokens,
 )
+from kit.refusals import refused
 from onewave.base.errors import UnsupportedError, WeightsError
 from onewave.base.weight_formats import find_quantization
 from onewave.engine.load.load import asks_for_scaled, load
@@ -141,7 +142,6 @@ def test_what_is_not_followed_is_said(
     save_checkpoint(tmp_path, config_of("llama", **SIZES, num_hidden_layers=1))
     quantise_checkpoint(tmp_path, make, config)
     scheme = load_scheme(ModelLocation("hf", tmp_path, "m"))
-    assert scheme is not None
     assert scheme.activations is None
     assert isinstance(ours(tmp_path, packed=True, scaled=True).weights.layers[0].down, PackedWeight)
     assert f"activations stay in 16 bits or more: the checkpoint asks for {said}" in caplog.text
@@ -167,11 +167,8 @@ def test_a_broken_part_is_one_line_naming_file_and_tensor(
     name = f"model.layers.1.self_attn.q_proj.{part}"
     parts.pop(name, None)
     save_file(parts if value is None else parts | {name: value}, tmp_path / "model.safetensors")
-    with pytest.raises(WeightsError) as caught:
+    with refused(WeightsError, said, "model.layers.1.self_attn.q_proj"):
         ours(tmp_path, scaled=True)
-    assert said in str(caught.value)
-    assert "model.layers.1.self_attn.q_proj" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("w8a8", torch.int8), ("fp8-w8a8", torch.float8_e4m3fn)])

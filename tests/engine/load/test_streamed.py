@@ -62,8 +62,8 @@ def folded(model: Llama) -> Llama:
         LayerWeights(
             **{
                 **vars(layer),
-                "qkv": into(layer.qkv, layer.input_norm),  # type: ignore[arg-type] # dense all
-                "gate_up": into(layer.gate_up, layer.post_norm),  # type: ignore[arg-type]
+                "qkv": into(layer.qkv, layer.input_norm),
+                "gate_up": into(layer.gate_up, layer.post_norm),
                 "input_norm": ones,
                 "post_norm": ones,
             }
@@ -72,7 +72,7 @@ def folded(model: Llama) -> Llama:
     )
     w = model.weights
     tied = w.head is w.embedding
-    head, norm = (w.head, w.norm) if tied else (into(w.head, w.norm), ones)  # type: ignore[arg-type]
+    head, norm = (w.head, w.norm) if tied else (into(w.head, w.norm), ones)
     return Llama(model.config, LlamaWeights(w.embedding, layers, norm, head), max_model_len=64)
 
 
@@ -119,7 +119,7 @@ def test_a_large_head_is_unpacked_part_by_part(monkeypatch: pytest.MonkeyPatch) 
     made = streamed_model(BASE)
     expected = logits(made.model)
     monkeypatch.setattr(pack, "_PART_BYTES", 10 * 128 * 2)
-    assert len(list(made.model.weights.head.parts())) == 14  # type: ignore[union-attr] # in the stream
+    assert len(list(made.model.weights.head.parts())) == 14
     for found, whole in zip(logits(made.model), expected, strict=True):
         assert torch.allclose(found, whole, atol=1e-5)
 

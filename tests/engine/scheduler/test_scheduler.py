@@ -26,7 +26,7 @@ def scheduler(
 def of(owner: str, length: int, limit: int = 4, **given: object) -> Scheduled:
     """A prompt of its own, or with `base` of that."""
     base = given.pop("base", sum(map(ord, owner)))
-    return Scheduled(owner, [base * 1000 + i for i in range(length)], limit, **given)  # type: ignore[arg-type, operator]
+    return Scheduled(owner, [base * 1000 + i for i in range(length)], limit, **given)
 
 
 def step(made: Scheduler) -> StepPlan:
@@ -192,7 +192,7 @@ def test_nothing_is_lost_doubled_or_starved_and_blocks_hold_what_their_sequence_
         while coming and (coming[0][0] == 0 or not made.has_work):
             length, limit, priority, base, group = coming.pop(0)[1]
             owner = f"r{next(numbers)}"
-            group = None if group is None else (base, length)  # type: ignore[assignment]
+            group = None if group is None else (base, length)
             live[owner] = of(owner, length, limit, priority=priority, base=base, group=group)
             made.add(live[owner])
         coming = [(max(0, wait - 1), request) for wait, request in coming]

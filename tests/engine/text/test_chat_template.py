@@ -16,6 +16,7 @@ from kit.models.tiny_tokenizers import (
     sentencepiece_directory,
     sentencepiece_metadata,
 )
+from kit.refusals import refused
 from onewave.base.errors import InvalidArgumentError, TokenizerError
 from onewave.engine.text import chat_template
 from onewave.engine.text.gguf_tokenizer import gguf_tokenizer_parts
@@ -281,11 +282,8 @@ def test_generation_blocks_loop_controls_and_dates_are_understood() -> None:
     ],
 )
 def test_a_template_that_fails_says_why_in_one_line(template: str, why: str) -> None:
-    with pytest.raises(TokenizerError) as caught:
+    with refused(TokenizerError, "tiny.gguf: chat template", why):
         with_template(template).encode_chat(user("hello"))
-    assert "\n" not in str(caught.value)
-    assert "tiny.gguf: chat template" in str(caught.value)
-    assert why in str(caught.value)
 
 
 def test_a_model_without_template_says_what_to_do() -> None:

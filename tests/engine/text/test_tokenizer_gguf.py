@@ -26,6 +26,7 @@ from kit.models.tiny_tokenizers import (
     sentencepiece_metadata,
     write_vocabulary,
 )
+from kit.refusals import refused
 from onewave.base.errors import InvalidArgumentError, TokenizerError
 from onewave.engine.text.gguf_tokenizer import PRE_TOKENIZERS, gguf_tokenizer_parts
 from onewave.engine.text.hf_tokenizer import hf_tokenizer_parts
@@ -261,11 +262,8 @@ def test_a_control_token_that_merges_can_spell_is_not_made_from_plain_text() -> 
     ],
 )
 def test_malformed_metadata_is_refused_in_one_line(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(TokenizerError) as caught:
+    with refused(TokenizerError, says, "tiny.gguf"):
         build(byte_level_metadata("gpt-2", **change))
-    assert says in str(caught.value)
-    assert "tiny.gguf" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_sentencepiece_file_without_scores_is_refused() -> None:
@@ -312,10 +310,10 @@ def test_what_is_no_list_of_token_ids_is_refused_by_decode() -> None:
     tokenizer = build(TINY["gpt-2"])
     for ids in (5, "ab", b"ab", {1: 2}, None, np.array(5), torch.tensor([1]).to_sparse()):
         with pytest.raises(InvalidArgumentError, match=r"token ids: .*; allowed: a list of token ids"):
-            tokenizer.decode(ids)  # type: ignore[arg-type] (that is the point)
+            tokenizer.decode(ids)
     for item, words in {"a": "'a'", None: "None", 1.5: "1.5", True: "True", -1: "-1"}.items():
         with pytest.raises(InvalidArgumentError, match=f"token id: {words}.*; allowed: a whole number from 0"):
-            tokenizer.decode([1, item])  # type: ignore[list-item]
+            tokenizer.decode([1, item])
     forms: list[Any] = [[1, 2], (1, 2), iter([1, 2]), np.array([1, 2]), list(np.array([1, 2])), torch.tensor([1, 2])]
     assert {tokenizer.decode(form) for form in forms} == {tokenizer.decode([1, 2])}
     assert tokenizer.decode([]) == ""
@@ -335,7 +333,7 @@ def test_text_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="a lone surrogate"):
         tokenizer.encode("a" * 20_000 + "\ud800")
     with pytest.raises(InvalidArgumentError, match="int; allowed: str"):
-        tokenizer.encode(5)  # pyright: ignore[reportArgumentType]
+        tokenizer.encode(5)
 
 
 def test_a_model_without_files_has_no_tokenizer() -> None:

@@ -188,7 +188,7 @@ def test_streams_closed_early_leave_the_engine_usable(llm: LLM) -> None:
         stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=100, ignore_eos=True))
         next(stream)
         next(stream)
-        stream.close()  # type: ignore[attr-defined] (it is a generator)
+        stream.close()
     assert token_ids(llm, PROMPT_IDS, MIXED) == expected
 
 

@@ -34,11 +34,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def llm(**more: object) -> LLM:
     given = {"load_format": "dummy", "device": "cuda", "max_model_len": 512, "max_num_seqs": 4, **more}
-    return LLM("llama-3.2-1b", **given)  # type: ignore[arg-type] # LLM's own
+    return LLM("llama-3.2-1b", **given)
 
 
 def tokens(model: LLM, prompts: list[dict[str, list[int]]]) -> list[list[int]]:
-    return [list(output.outputs[0].token_ids) for output in model.generate(prompts, GREEDY)]  # type: ignore[arg-type]
+    return [list(output.outputs[0].token_ids) for output in model.generate(prompts, GREEDY)]
 
 
 def test_auto_takes_the_wave_with_the_weights_there_once_and_batch_mates_change_no_token(cache: Path) -> None:
@@ -103,7 +103,6 @@ def test_prompts_leave_no_unpacked_matrices_behind_where_they_are_not_to_be_kept
     with llm() as model:
         kept = tokens(model, PROMPTS)
     with llm() as model:
-        assert model.runner.stream is not None
         model.runner.stream.release()
         gc.collect()  # an earlier test's model held memory in cycles
         torch.cuda.synchronize()
@@ -136,12 +135,12 @@ def test_rows_end_by_themselves_and_a_closed_stream_leaves_nothing_behind(cache:
         for row, most, stop in zip(whole, lengths, stops, strict=True)
     ]
     with llm() as model:
-        found = [list(output.outputs[0].token_ids) for output in model.generate(PROMPTS, params)]  # type: ignore[arg-type]
+        found = [list(output.outputs[0].token_ids) for output in model.generate(PROMPTS, params)]
         assert found == expected
         long = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True, detokenize=False)
         for _ in range(3):
-            stream = model.stream(PROMPTS[1], long)  # type: ignore[arg-type]
+            stream = model.stream(PROMPTS[1], long)
             next(stream)
             next(stream)
-            stream.close()  # type: ignore[attr-defined] # a generator
+            stream.close()
             assert tokens(model, PROMPTS) == whole

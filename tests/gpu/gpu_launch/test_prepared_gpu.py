@@ -89,10 +89,8 @@ def test_a_graph_holds_what_it_held_before() -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             out = ops.attention(q, k, v, causal=True)
-        assert isinstance(out, Tensor)
         for _ in range(2):
             q.copy_(torch.randn_like(q))
             graph.replay()
             expected = ops.attention(q, k, v, causal=True)
-            assert isinstance(expected, Tensor)
             assert torch.equal(out, expected)

@@ -54,7 +54,6 @@ def chain(tokens: int, seed: int = 0) -> Callable[[], list[Tensor]]:
             normed, stream = add_rms_norm(update, stream, gain, 1e-5)
             q = append_kv(linear(normed, qkv), None, k, v, slots, positions, num_heads=HEADS, eps=1e-5)
             attended = decode_attention(q, k, v, lengths)
-            assert isinstance(attended, Tensor)
             update = linear(attended.flatten(1), o)
             normed, stream = add_rms_norm(update, stream, gain, 1e-5)
             update = linear(swiglu(linear(normed, up)), down)
@@ -138,9 +137,7 @@ def reader(name: str) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
     queries = randn(2, HEADS, DIM, seed=7)
 
     def decode(q: Tensor, k: Tensor, lengths: Tensor, backend: str) -> Tensor:
-        attended = decode_attention(q, k, v_cache, lengths, backend=backend)
-        assert isinstance(attended, Tensor)
-        return attended
+        return decode_attention(q, k, v_cache, lengths, backend=backend)
 
     width = HEADS + 2 * KV_HEADS
     many = [randn(64, KV_HEADS, 600, DIM, seed=seed) for seed in (10, 11)]
@@ -148,9 +145,7 @@ def reader(name: str) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
 
     def of_lengths(rows: int) -> Callable[[Tensor], Tensor]:
         def call(lengths: Tensor) -> Tensor:
-            attended = decode_attention(asked[:rows], many[0][:rows], many[1][:rows], lengths, backend="gluon")
-            assert isinstance(attended, Tensor)
-            return attended
+            return decode_attention(asked[:rows], many[0][:rows], many[1][:rows], lengths, backend="gluon")
 
         return call
 
@@ -160,9 +155,7 @@ def reader(name: str) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
     projection = randn(1, width * DIM, seed=13)
 
     def in_pages(lengths: Tensor) -> Tensor:
-        attended = decode_attention(asked[:1], *paged, lengths, block_table=table, backend="gluon")
-        assert isinstance(attended, Tensor)
-        return attended
+        return decode_attention(asked[:1], *paged, lengths, block_table=table, backend="gluon")
 
     def masked(lengths: Tensor) -> Tensor:
         return masked_multihead_attention(projection, k_cache[:1], v_cache[:1], lengths, backend="gluon")

@@ -25,14 +25,14 @@ def made(given: Operands, *, workers: int | None = None, test: bool = False, **c
     x, up, down, gate = given
     sizes = FFNSizes(-(-len(x) // 128) * 128, x.shape[1], len(up), len(down), gate is not None)
     count = co_resident(x.device) if workers is None else workers
-    plan = plan_chain(sizes, workers=count, **choices)  # type: ignore[arg-type] # the tests' own choices
+    plan = plan_chain(sizes, workers=count, **choices)
     return Chain(plan, x.device, x.dtype, test=test)
 
 
 def finished(chain: object, given: Operands) -> Tensor:
-    out = chain(*given)  # type: ignore[operator] # a Chain
+    out = chain(*given)
     torch.cuda.synchronize()
-    chain.check()  # type: ignore[attr-defined] # a Chain
+    chain.check()
     return out
 
 
@@ -97,7 +97,7 @@ def test_orders_workers_streams_and_a_thousand_runs_change_no_bit() -> None:
             assert torch.equal(finished(made(given, workers=workers, order=order, tile=tile), given), right)
     assert torch.equal(finished(made(given, streams=True, tile=tile), given), right)
     chain = made(given, tile=tile)
-    different = sum(not torch.equal(chain(*given), right) for _ in range(1000))  # type: ignore[operator] # a Chain
+    different = sum(not torch.equal(chain(*given), right) for _ in range(1000))
     assert different == 0
     with pytest.raises(UnsupportedError, match="holds at once"):
         made(given, workers=most + 1)
@@ -110,7 +110,7 @@ def test_random_delays_change_no_bit(choices: dict[str, object]) -> None:
     chain = made(given, test=True, **choices)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(2000):
-        wrong += (chain(*given) != right).any()  # type: ignore[operator] # a Chain
+        wrong += (chain(*given) != right).any()
     finished(chain, given)
     assert int(wrong) == 0
 
@@ -121,10 +121,10 @@ def test_a_missing_post_ends_in_wave_stalled_and_the_next_launch_works(choices: 
     chain = made(given, **choices)
     right = finished(chain, given)
     began = time.perf_counter()
-    chain(*given, keep_back=0)  # type: ignore[operator] # a Chain
+    chain(*given, keep_back=0)
     torch.cuda.synchronize()
     with pytest.raises(WaveStalled) as caught:
-        chain.check()  # type: ignore[attr-defined] # a Chain
+        chain.check()
     assert time.perf_counter() - began < 10
     assert {"worker", "task", "counter", "expected", "got"} <= caught.value.stalls[0].keys()
     assert torch.equal(finished(chain, given), right)
@@ -169,7 +169,7 @@ def test_the_trace_holds_every_task() -> None:
     given = operands(1000, 1024, 4096, 1024)
     chain = made(given)
     finished(chain, given)
-    trace = chain.trace(*given)  # type: ignore[attr-defined] # a Chain
+    trace = chain.trace(*given)
     assert sorted(trace.task.tolist()) == list(range(len(trace)))
     assert 0 < trace.makespan < 1e9
     assert {phase.phase for phase in trace.phases()} == {"up", "down"}

@@ -98,7 +98,6 @@ def test_it_equals_append_kv_and_decode_attention_one_after_the_other():
         num_heads=case.heads,
     )  # fmt: skip
     composed = decode_attention(q, k, v, case.seq_lens + 1)
-    assert isinstance(composed, Tensor)
     torch.testing.assert_close(case.run(), composed, atol=2e-2, rtol=2e-2)
 
 

@@ -36,7 +36,6 @@ def cache_of(model: Llama, page: int) -> KVCache:
     """Pages in any order; the same numbers for each key whatever the pages and the device."""
     rows, config = len(CONTEXTS), model.config
     kv = model.new_block_cache(num_blocks=rows * PER_SLOT // page, num_slots=rows, capacity=PER_SLOT, block_size=page)
-    assert kv.block_table is not None
     dice = torch.Generator().manual_seed(5)
     order = torch.randperm(rows * PER_SLOT // page, generator=dice).view(rows, -1)
     kv.block_table.copy_(order)
@@ -76,7 +75,6 @@ def test_logits_keep_the_error_rule_and_pages_and_mates_change_no_bit(config: Mo
     for ours, plain, scale in zip(
         (caches[1].k, caches[1].v), (theirs.k, theirs.v), (theirs.k_scale, theirs.v_scale), strict=True
     ):
-        assert scale is not None
         mine, other = (cache.float() * scale[:, None, :, None, None] for cache in (ours, plain))
         assert ((mine - other).abs() <= 0.02 + 0.03 + 0.13 * other.abs()).all()
     wave.bind_cache(caches[1])

@@ -119,7 +119,7 @@ def test_bad_input_is_refused_whatever_was_prepared() -> None:
     with pytest.raises(InvalidArgumentError, match="window"):
         ops.attention(q, k, v, causal=True, window=True)
     with pytest.raises(InvalidArgumentError, match="q"):
-        ops.attention(None, k, v, causal=True)  # pyright: ignore[reportArgumentType]
+        ops.attention(None, k, v, causal=True)
 
 
 @pytest.mark.parametrize("reason", ["grad", "vmap", "capture", "debug", "hooks", "device", "dispatch mode"])

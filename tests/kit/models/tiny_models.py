@@ -106,7 +106,6 @@ def our_logits(model: Llama, token_ids: Sequence[int], chunks: Sequence[int], *,
     """As oracle_logits, float32 on the CPU; a chunk of one token after the first is a decode step."""
     # Blocks in any order.
     kv = model.new_row_cache(num_slots=3, capacity=48)
-    assert kv.block_table is not None
     kv.block_table.copy_(kv.block_table.flip(0, 1))
     # What was never written must never be read.
     for cache in (kv.k, kv.v):

@@ -58,7 +58,7 @@ class Barrier:
 
 
 class Barriers(list[Barrier]):
-    def index(self, at: Any) -> Barrier:  # type: ignore[override]
+    def index(self, at: Any) -> Barrier:
         return self[int(at)]
 
 

@@ -71,10 +71,10 @@ def held_and_tokens(name: str | None, **more: object) -> tuple[int, list[list[in
     gc.collect()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
-    with LLM("llama-3.2-1b", quantization=name, decode="wave", **given, **more) as model:  # type: ignore[arg-type] # LLM's own
+    with LLM("llama-3.2-1b", quantization=name, decode="wave", **given, **more) as model:
         gc.collect()
         held = torch.cuda.memory_allocated() - before
-        together = [list(output.outputs[0].token_ids) for output in model.generate(PROMPTS, GREEDY)]  # type: ignore[arg-type] # prompts
+        together = [list(output.outputs[0].token_ids) for output in model.generate(PROMPTS, GREEDY)]
         for prompt, expected in zip(PROMPTS, together, strict=True):
-            assert list(model.generate(prompt, GREEDY)[0].outputs[0].token_ids) == expected  # type: ignore[arg-type] # a prompt
+            assert list(model.generate(prompt, GREEDY)[0].outputs[0].token_ids) == expected
     return held, together

@@ -24,7 +24,7 @@ def on(model: Llama, device: torch.device, dtype: torch.dtype) -> Llama:
     w = model.weights
     return Llama(
         replace(model.config, max_position=CAPACITY),
-        LlamaWeights(move(w.embedding), layers, move(w.norm), move(w.head)),  # type: ignore[arg-type] # tensors all
+        LlamaWeights(move(w.embedding), layers, move(w.norm), move(w.head)),
         max_model_len=CAPACITY,
     )
 

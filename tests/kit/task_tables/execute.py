@@ -44,7 +44,6 @@ def execute(
             return {tile: store[slot] for slot, tile in holds.items()}
         lane = ready[int(rng.integers(len(ready)))]
         row, written = taken[lane], running[lane]
-        assert row is not None
         low, high = int(table.start[row]), int(table.start[row + 1])
         middle = low + int(table.num_reads[row])
         if written is None:

@@ -202,7 +202,6 @@ def test_a_block_table_may_be_a_part_of_a_wider_one(engine: str) -> None:
     qkv, positions = randn(5, 4 * 32, seed=0, dtype=DTYPES[0]), torch.tensor(POSITIONS, device=DEVICE)
     caches = [Layout(paged=True).caches(3, 1, 12, 32, DTYPES[0]) for _ in range(2)]
     slots, table = torch.tensor(SLOTS, device=DEVICE), caches[0][2]
-    assert table is not None
     # The same numbers, with others between them.
     for (k, v, _), given in zip(caches, (table, torch.stack((table, table * 0), -1)[..., 0]), strict=True):
         run(engine, qkv, None, k, v, slots, positions, num_heads=2, block_table=given)

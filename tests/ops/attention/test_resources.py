@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 _SPEC = spec_from_file_location("resources", Path(__file__).parents[3] / "tools" / "resources.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
 tool = module_from_spec(_SPEC)
 sys.modules["resources"] = tool  # where a dataclass looks for its module
 _SPEC.loader.exec_module(tool)

@@ -30,7 +30,7 @@ def test_exp_is_right_to_two_units_in_the_last_place() -> None:
     from onewave.ops.cpu.math_impl import exp
 
     @njit
-    def each(x):  # type: ignore[no-untyped-def]  # compiled by Numba
+    def each(x):
         out = np.empty_like(x)
         for i in range(x.size):
             out[i] = exp(x[i])
@@ -74,7 +74,7 @@ def test_append_kv(tokens: int, heads: int, kv_heads: int, head_dim: int, rotary
     qkv = randn(tokens, width)
     slots, positions = torch.tensor([2, 0, 2])[:tokens], torch.tensor([6, 0, 5])[:tokens]
 
-    def run(function, dtype: torch.dtype) -> tuple[Tensor, ...]:  # type: ignore[no-untyped-def]  # two of one signature
+    def run(function, dtype: torch.dtype) -> tuple[Tensor, ...]:
         # NaN marks every cache element that must stay untouched.
         caches = [torch.full((3, kv_heads, 7, head_dim), float("nan"), dtype=dtype) for _ in "kv"]
         given = {name: vector.to(dtype) for name, vector in vectors.items()} if extras else {}

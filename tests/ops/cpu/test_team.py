@@ -22,7 +22,7 @@ from onewave.ops.cpu.team_impl import Job, JobList, kernel, run
 
 
 @kernel
-def add_to_each(table_at, first, last):  # type: ignore[no-untyped-def]  # compiled by Numba
+def add_to_each(table_at, first, last):
     table = integers(table_at, 19)
     out = integers(table[1], table[2])
     for i in range(first, last):
@@ -30,7 +30,7 @@ def add_to_each(table_at, first, last):  # type: ignore[no-untyped-def]  # compi
 
 
 @kernel
-def double_each(table_at, first, last):  # type: ignore[no-untyped-def]  # compiled by Numba
+def double_each(table_at, first, last):
     table = integers(table_at, 19)
     out = integers(table[1], table[2])
     for i in range(first, last):
@@ -94,7 +94,7 @@ def test_several_callers_at_once_do_not_mix_their_jobs() -> None:
 
 
 def test_whenever_ctrl_c_comes_others_still_get_their_jobs_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    team = numba_team_impl._Team(3)  # pyright: ignore[reportPrivateUsage]
+    team = numba_team_impl._Team(3)
     monkeypatch.setattr(numba_team_impl, "_team", lambda: team)
     files = [numba_team_impl.__file__, threading.__file__]
     out = np.zeros(37, np.int64)
@@ -125,7 +125,7 @@ def test_a_job_wakes_all_who_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
         return job
 
     monkeypatch.setattr(numba_team_impl, "_work", find_nothing_to_do)
-    team = numba_team_impl._Team(4)  # pyright: ignore[reportPrivateUsage]
+    team = numba_team_impl._Team(4)
     wait_until(lambda: all(team.asleep))
     for _ in range(20):
         before = {worker: times for worker, times in times_awake.copy().items() if worker[0] == team.state_at}
@@ -148,8 +148,6 @@ def test_machine_code_older_than_what_it_may_inline_is_compiled_anew(tmp_path: P
 
     def compiled() -> Path:
         given = spec_from_file_location("kept", source)
-        assert given is not None
-        assert given.loader is not None
         module = module_from_spec(given)
         given.loader.exec_module(module)
         assert module.nothing.address
@@ -167,7 +165,7 @@ def test_machine_code_that_may_not_be_deleted_is_not_used(monkeypatch: pytest.Mo
     def refuse(function: Callable[..., None]) -> None:
         raise PermissionError
 
-    def nothing(table_at, first, last):  # type: ignore[no-untyped-def]  # compiled by Numba
+    def nothing(table_at, first, last):
         pass
 
     monkeypatch.setattr(numba_team_impl, "_drop_stale", refuse)

@@ -30,7 +30,6 @@ def test_a_call_that_was_seen_before_gets_the_same_result(queries: int) -> None:
     right, _ = reference(*operands)
     for _ in range(3):
         found = decode_attention(*operands)
-        assert isinstance(found, Tensor)
         torch.testing.assert_close(found, right, atol=1e-5, rtol=1e-5)
 
 
@@ -64,7 +63,6 @@ def test_sixteen_bits_on_a_cpu_meet_the_error_rule(dtype: torch.dtype) -> None:
         plain = torch.nn.functional.scaled_dot_product_attention
         exact, baseline = plain(q.double(), k.double(), v.double(), enable_gqa=True), plain(q, k, v, enable_gqa=True)
         out = decode_attention(q, k, v, lengths)
-        assert isinstance(out, Tensor)
         assert out.dtype is dtype
         assert within_rule(out, exact, baseline)
 

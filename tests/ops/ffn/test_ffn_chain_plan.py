@@ -171,7 +171,7 @@ def test_bands_read_the_weights_less_often_than_row_by_row() -> None:
 
     machine = Machine(levels=(CacheLevel("L2", 8 << 20),))
     loaded = {
-        order: simulate(graph, chain_order(graph, order, 132), machine).report.memory_loaded  # type: ignore[union-attr] # simulated
+        order: simulate(graph, chain_order(graph, order, 132), machine).report.memory_loaded
         for order in ("row", "skewed:4", "rows:8")
     }
     assert loaded["skewed:4"] < loaded["row"]

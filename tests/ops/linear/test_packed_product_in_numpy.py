@@ -105,7 +105,7 @@ class Copies:
 def in_numpy(memory: Memory) -> dict[str, Any]:
     """The module's functions over NumPy."""
     gl = Gluon(memory, 0, (1, 1), threading.Lock())
-    gl.inline_asm_elementwise = run_asm  # type: ignore[method-assign]
+    gl.inline_asm_elementwise = run_asm
     nothing = types.SimpleNamespace(wait=lambda *_: None)
 
     def copy(target: Copies.Place, source: Any) -> None:
@@ -210,7 +210,6 @@ def test_each_unit_gets_the_weights_that_lie_there(form: WeightFormat, tile_rows
         together = 64 // tile_rows
         counts = torch.nn.functional.pad(lists[:, 0].view(-1, 2), (0, 0, 0, -(height // tile_rows) % together))
         longest = memory.put(counts.view(-1, together, 2).amax(dim=1).int().numpy())
-    assert made.scales is not None
     packed = packed_kernel.Packed(
         words=memory.put(made.images[order].view(torch.int32).numpy()),
         lists=None if lists is None else memory.put(lists[order].numpy()),

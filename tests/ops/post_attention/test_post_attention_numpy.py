@@ -33,7 +33,7 @@ class Layer:
         gains = (1 + 0.1 * randn(hidden, seed=seed) for seed in (4, 5))
         post_norm, next_norm = (gain.half() for gain in gains)
         self.weights = PostAttentionWeights(o, post_norm, gate_up, down, next_norm)
-        plan = plan_layer(sizes, workers=workers, **choices)  # type: ignore[arg-type] # the tests' own choices
+        plan = plan_layer(sizes, workers=workers, **choices)
         self.chain = PostAttentionChain(plan, torch.device("cpu"), torch.float16, test=test)
         self.given = randn(sizes.rows, sizes.attended, seed=6).half(), randn(sizes.rows, hidden, seed=7)
 

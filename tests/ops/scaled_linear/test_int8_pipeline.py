@@ -15,7 +15,6 @@ DOC = Path(__file__).parents[3] / "docs" / "reference" / "operators.md"
 def test_a_decode_step_in_int8_equals_a_model_in_numpy_bit_for_bit() -> None:
     section = DOC.read_text(encoding="utf-8").partition("## One-byte products")[2]
     code = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    assert code is not None
     before, step = code[1].split("\n\nqkv = ")
     torch.manual_seed(3)
     given: dict[str, Any] = {}

@@ -31,7 +31,6 @@ def test_a_stream_joins_to_the_whole_answer(serving: Serving, more: dict[str, An
             found = [entry for part in parts if part["logprobs"] for entry in part["logprobs"]["content"]]
             assert found == choice["logprobs"]["content"]
             pieces = serving.llm.tokenizer.pieces
-            assert pieces is not None
             assert [bytes(entry["bytes"]) for entry in found] == [pieces[i] for i in choice["token_ids"]]
             assert all(len(entry["top_logprobs"]) == 2 for entry in found)
 

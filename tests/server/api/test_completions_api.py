@@ -53,14 +53,12 @@ def test_echoed_logprobs_are_those_of_the_prompt_and_offsets_point_into_the_text
     ids = serving.llm.tokenizer.encode("aé😀b")
     params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, logprobs=1, prompt_logprobs=1)
     output = serving.llm.generate([ids], params)[0]
-    assert output.prompt_logprobs is not None
     expected = [entry[i].logprob for i, entry in zip(ids, output.prompt_logprobs, strict=True) if entry]
     assert found["token_logprobs"][1 : len(ids)] == pytest.approx(expected)
 
 
 def test_a_prompt_that_ends_within_a_character_leaks_nothing_into_the_first_delta(serving: Serving) -> None:
     pieces = serving.llm.tokenizer.pieces
-    assert pieces is not None
     of_byte = {pieces[i]: i for i in range(256)}
     half = [of_byte[bytes([byte])] for byte in "é😀".encode()[:-1]]
     last, a = of_byte["😀".encode()[-1:]], of_byte[b"a"]
@@ -82,7 +80,6 @@ def test_a_character_of_several_tokens_is_sent_once_and_whole(serving: Serving) 
 
 def test_a_run_of_bytes_that_are_no_character_is_streamed_as_it_comes(serving: Serving) -> None:
     pieces = serving.llm.tokenizer.pieces
-    assert pieces is not None
     broken = next(i for i in range(256) if pieces[i] == b"\xff")
     body = {**ASKED, "logit_bias": {str(broken): 100}, "max_tokens": 300}
     deltas = [c["text"] for chunk in serving.events(PATH, body) for c in chunk["choices"]]

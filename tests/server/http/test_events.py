@@ -77,7 +77,7 @@ def test_a_client_that_goes_frees_its_slots_after_the_step_under_way(
 def test_a_step_that_raises_ends_its_requests_with_the_reason_and_the_next_one_is_answered(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, left, begun = Engine._step, [5], threading.Event()  # type: ignore[attr-defined]
+    real, left, begun = Engine._step, [5], threading.Event()
 
     def failing(engine: Engine) -> bool:
         left[0] -= 1

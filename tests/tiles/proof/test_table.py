@@ -6,6 +6,7 @@ import zlib
 import numpy as np
 import pytest
 
+from kit.refusals import refused
 from kit.task_tables.small_graphs import CHAINS
 from kit.task_tables.verify_table import verify_table
 from onewave.base.errors import InvalidArgumentError, UnverifiedError, VerificationError
@@ -110,9 +111,8 @@ def test_a_table_with_a_good_checksum_and_bad_numbers_never_gets_past_reading_an
 
 @pytest.mark.parametrize("data", [b"", b"abc", b"\0" * 80, b"\xff" * 400], ids=["nothing", "no words", "zeros", "ones"])
 def test_bytes_that_are_no_table_are_refused_in_one_line(data, tmp_path):
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused(InvalidArgumentError):
         TaskTable.from_bytes(data)
-    assert "\n" not in str(caught.value)
     (tmp_path / "x.npy").write_bytes(data)
     with pytest.raises(InvalidArgumentError):
         TaskTable.load(tmp_path / "x.npy")

@@ -42,7 +42,7 @@ class Elements:
 def covered(sets: np.ndarray, triples: list[tuple[int, ...]]) -> np.ndarray:
     """How many of the triples lie in each set."""
     masks = [sum(1 << each for each in set(triple)) for triple in triples]
-    return sum((sets & mask == mask).astype(np.int64) for mask in masks)  # type: ignore[return-value] # of arrays
+    return sum((sets & mask == mask).astype(np.int64) for mask in masks)
 
 
 @pytest.mark.parametrize(("sizes", "met"), [((2, 2, 2, 2), 12), ((2, 1, 3, 2), None), ((1, 3, 3, 1), None)])
@@ -140,7 +140,6 @@ def test_no_order_of_a_chain_moves_less(m: int, k: int, n: int, p: int, slots: i
     graph = gemm_chain(m, k, n, p, (1, 1, 1), splits=1)
     machine = Machine(workers=1, levels=(CacheLevel("L2", 2 * slots, policy="belady"),))
     report = simulate(graph, order, machine, mode="serial").report
-    assert report is not None
     found = (graph_bound(graph), *chain_bounds(ChainShape(m * n, k, p), 2 * slots, accumulators=1))
     assert report.memory_loaded + report.memory_stored >= best_bound(found).value
 
@@ -162,7 +161,6 @@ def test_no_simulated_attention_moves_less(fused: bool) -> None:
     for slots in (64, 128, 512):
         machine = Machine(workers=1, levels=(CacheLevel("L2", 2 * slots, policy="belady"),))
         report = simulate(graph, "sequential", machine, mode="serial").report
-        assert report is not None
         held = 4 * 64 + 4 * 4 * 4
         shape = ChainShape.of_attention(64, 64, 1, 4, causal=False)
         least = best_bound((graph_bound(graph), *chain_bounds(shape, 2 * slots, accumulators=held))).value
@@ -183,6 +181,6 @@ def test_the_command_prints_the_gap_to_the_game() -> None:
     (lambda: chain_bounds(ChainShape(1, 1, 1), 0), "1 byte"),
     (lambda: chain_bounds(ChainShape(1, 1, 1), 4, workers=0), "workers: 0"),
 ])  # fmt: skip
-def test_what_has_no_bound_is_refused_by_name(call, words) -> None:  # type: ignore[no-untyped-def] # of any kind
+def test_what_has_no_bound_is_refused_by_name(call, words) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         call()

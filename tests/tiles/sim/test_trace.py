@@ -6,6 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from kit.refusals import refused
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.graph.builders import gemm, gemm_chain
 from onewave.tiles.sim.fit import stage_spans
@@ -180,9 +181,8 @@ def test_a_malformed_trace_is_refused_by_name(changes, words):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, '{"format": "onewave-trace", "version": 1}'])
 def test_what_is_no_json_or_no_trace_is_one_line(text):
-    with pytest.raises(InvalidArgumentError) as caught:
+    with refused(InvalidArgumentError):
         Trace.from_json(text)
-    assert "\n" not in str(caught.value)
 
 
 def test_twenty_thousand_tasks_are_written_and_read():

@@ -69,7 +69,6 @@ def filled(model: Llama, dtype: torch.dtype, contexts: list[int], page: int) -> 
     kv = model.new_block_cache(
         num_blocks=num_blocks, num_slots=len(contexts), capacity=per_slot * page, block_size=page
     )
-    assert kv.block_table is not None
     kv.block_table.copy_(torch.randperm(num_blocks, generator=dice)[:-1].view(len(contexts), per_slot))
     for cache, seed in ((kv.k, 1), (kv.v, 2)):
         cache.copy_((randn(*cache.shape, seed=seed) * 40).clamp(-120, 120).to(dtype))
@@ -87,7 +86,6 @@ def agree(model: Llama, dtype: torch.dtype, contexts: list[int], page: int, *, s
     for row in range(batch):
         assert (found[row] - expected[row]).norm() < 4e-3 * expected[row].norm(), f"context {contexts[row]}"
     for ours, old, theirs, scale in zip(wave.caches(), before, (kv.k, kv.v), (kv.k_scale, kv.v_scale), strict=True):
-        assert scale is not None
         assert ((ours != old).any(-1) == (theirs.view(torch.int8) != old).any(-1)).all(), "rows of no new token"
         mine, plain = (cache.float() * scale[:, None, :, None, None] for cache in (ours.view(dtype), theirs))
         # A step of the numbers apart where what is rounded is: the wave's sums are rounded to 16 bits.

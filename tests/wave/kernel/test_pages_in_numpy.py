@@ -98,7 +98,7 @@ def lines_of(wave: Simulated, shape: tuple[int, ...]) -> set[Line]:
         for cache, pointer in enumerate((wave.k, wave.v)):
             word = (line - int(pointer.address)) // 4
             if 0 <= word < np.prod(words):
-                found.add((cache, *(int(at) for at in np.unravel_index(word, words))))  # type: ignore[arg-type] # five
+                found.add((cache, *(int(at) for at in np.unravel_index(word, words))))
     return found
 
 

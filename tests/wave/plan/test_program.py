@@ -235,7 +235,6 @@ def test_keys_come_behind_the_products_that_an_attention_task_waits_for(workers:
             if task < 0:
                 assert (-1 - task, step[Word.FURTHER]) == (first_step + at, 0)
             else:
-                assert before is not None
                 assert task == step[Word.FURTHER] == step[Word.LAYER] - before[Word.LAYER]
                 same = [Word.SEQUENCE, Word.SLICE, Word.WINDOW, Word.SPLITS, Word.KV_HEAD]
                 assert (step[same] == before[same]).all()

@@ -232,7 +232,6 @@ def test_the_instructions_make_a_listed_number_in_its_place_and_nothing_elsewher
 @pytest.fixture
 def stream() -> WeightStream:
     plan = plan_ffn(FFNSizes(2, 192, 576, 128, True), workers=5)
-    assert plan is not None
     sizes = {"up": 1152, "down": 128}
     shape = tile_shape(2, weight_bytes=COMPACT_BYTES)
     program = replace(plan.programs[0], shape=shape, first_scale={"down": 0, "up": 128}, num_scales=sum(sizes.values()))
@@ -254,7 +253,7 @@ def test_a_packed_matrix_comes_back_as_it_was(stream: WeightStream) -> None:
     assert torch.equal(bits_of(stream.matrix("down", 128, 576).dense()), bits_of(down.matrices[0]))
     assert both.nbytes == 1152 * 192 // 8192 * (13312 + 128) + 1152 * 4
     assert stream.images.nbytes == stream.program.stream_tiles * 13312
-    stream.scales[5] *= 2  # type: ignore[index] # compact
+    stream.scales[5] *= 2
     assert differs(stream, "down", down)
 
 

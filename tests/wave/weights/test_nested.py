@@ -60,7 +60,6 @@ def test_nested_rows_have_the_very_values_of_the_checkpoint(kind: str, width: in
 
 def test_what_no_signed_byte_holds_is_told() -> None:
     matrix = matrix_of("8 bits")
-    assert matrix.zero_points is not None
     zeros = matrix.zero_points.copy()
     zeros[2, 1] = 0
     assert not kept._nested(replace(matrix, zero_points=zeros), FORM, 2, CPU)[1]

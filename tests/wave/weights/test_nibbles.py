@@ -15,7 +15,7 @@ from onewave.wave.kernel.widen import nibble_values
 from onewave.wave.kernel.words import group_of, has_minima, scale_rows, tile_bytes, wide_group, wide_number
 from onewave.wave.plan.layout import tile_shape
 from onewave.wave.weights.formats import Tiles, tile_format
-from onewave.wave.weights.formats.group_nibbles import NibbleTiles, codes_of, nibble_images
+from onewave.wave.weights.formats.group_nibbles import codes_of, nibble_images
 from onewave.wave.weights.formats.tile_format import UnpackedRows
 
 ALL = pytest.mark.parametrize("form", NIBBLES.values(), ids=lambda form: form.name)
@@ -105,7 +105,6 @@ def test_packed_rows_come_back_with_their_scales(form: GroupRounding, batch: int
     shape = tile_shape(batch, weight_bytes=form.weight_bytes, images=images)
     made = round_groups(randn(2 * shape.rows, cols), form)
     tiles = tile_format(form, shape, torch.bfloat16)
-    assert isinstance(tiles, NibbleTiles)
     packed = tiles.pack_groups(made)
     assert packed.images.shape == (2 * -(-cols // shape.cols), shape.tile_bytes)
     assert torch.equal(tiles.restore(packed, cols), restore_groups(made, form.group, torch.bfloat16))

@@ -102,7 +102,7 @@ def test_all_bytes_widen_exactly_in_every_place_of_a_word(
     dice = np.random.default_rng(1)
     raw = np.stack([dice.permutation(np.tile(used, 4)) for _ in range(4)], axis=1).astype(np.uint8)
     words = paired(torch.from_numpy(raw), ROW_ROUNDINGS[rounding]).numpy().view(np.uint32)[:, 0]
-    made = executed(text.value, {"$4": words})  # type: ignore[attr-defined]
+    made = executed(text.value, {"$4": words})
     expected = values_of(ROW_ROUNDINGS[rounding]) * 2.0**-exponent
     for place in range(4):
         found = torch.from_numpy(np.ascontiguousarray(made[f"${place}"])).view(dtype)
@@ -133,7 +133,6 @@ def test_bytes_that_were_paired_come_apart_again(rounding: RowRounding) -> None:
 @pytest.fixture(scope="module")
 def program() -> WaveProgram:
     plan = plan_ffn(FFNSizes(2, 192, 576, 128, True), workers=5)
-    assert plan is not None
     return of_bytes(plan.programs[0])
 
 
@@ -160,7 +159,7 @@ def test_a_rounded_matrix_comes_back_as_its_rounded_rows(program: WaveProgram, r
         assert torch.equal(found, restore_rows(*round_rows(wide, rounding), rounding, torch.float16))
     assert both.nbytes == 1152 * 192 + 1152 * 4
     assert stream.images.nbytes == program.stream_tiles * 8192
-    stream.scales[5] *= 2  # type: ignore[index] # rounded
+    stream.scales[5] *= 2
     assert differs(stream, "down", down)
     down.matrices[0][5, 5] = torch.inf  # a row of no numbers, in the stream as outside
     stream.put("down", down)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from kit.refusals import refused
 from kit.sample_files import (
     ARRAY,
     BOOL,
@@ -98,7 +99,6 @@ def test_another_alignment_is_honoured(tmp_path):
 def test_quantised_tensors_are_views_when_packed_and_float32_when_loaded(tmp_path):
     store = GGUFStore.open(write(tmp_path, small_gguf()))
     rows = store.load_quantized("q4_1.weight")
-    assert rows is not None
     assert (rows.qtype, rows.shape, rows.data.shape) == ("Q4_1", (3, 64), (3, 40))
     assert rows.data.base is not None
     loaded = store.load("q4_1.weight")
@@ -184,12 +184,8 @@ def test_metadata_of_more_values_than_any_model_has_are_refused(tmp_path, monkey
     ],
 )
 def test_every_corruption_is_one_line_that_names_the_file_and_the_tensor(tmp_path, content, words):
-    with pytest.raises(WeightsError) as caught:
+    with refused(WeightsError, str(tmp_path / "model.gguf"), *words):
         GGUFStore.open(write(tmp_path, content))
-    message = str(caught.value)
-    assert "\n" not in message
-    for word in [str(tmp_path / "model.gguf"), *words]:
-        assert word in message
 
 
 def test_the_first_tensor_beyond_the_end_is_the_one_that_is_named(tmp_path):

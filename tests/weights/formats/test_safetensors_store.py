@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from kit.refusals import refused
 from kit.sample_files import entry, safetensors_bytes, small_safetensors
 from onewave.base.errors import UnsupportedError, WeightsError
 from onewave.weights.formats.safetensors_store import SafetensorsStore
@@ -102,13 +103,8 @@ def test_the_tensors_of_a_lora_adapter_are_refused_by_that_name(tmp_path, name):
     ],
 )
 def test_every_corruption_is_one_line_that_names_the_file_and_the_tensor(tmp_path, content, words):
-    with pytest.raises(WeightsError) as caught:
+    with refused(WeightsError, str(tmp_path / "model.safetensors"), *words):
         SafetensorsStore.open(write(tmp_path, content))
-    message = str(caught.value)
-    assert "\n" not in message
-    message.encode()
-    for word in [str(tmp_path / "model.safetensors"), *words]:
-        assert word in message
 
 
 OUTSIDE = ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "x.bin", "", "a\\b.safetensors", 3]

@@ -41,7 +41,7 @@ def made(given: Operands, *, test: bool = False, workers: int | None = None, **c
     hidden, inner = residual.shape[1], weights.down.shape[1]
     sizes = LayerSizes(rows_planned(len(attended)), hidden, inner, hidden, True, attended.shape[1])
     count = co_resident(attended.device) if workers is None else workers
-    plan = plan_layer(sizes, workers=count, **choices)  # type: ignore[arg-type] # the tests' own choices
+    plan = plan_layer(sizes, workers=count, **choices)
     return PostAttentionChain(plan, attended.device, attended.dtype, test=test)
 
 
