@@ -6,7 +6,7 @@ import torch
 from onewave.base.device import Device
 from onewave.base.errors import ShapeError
 from onewave.ops.choice import Asked, Choice
-from onewave.ops.linear.choose import CompactChoice, PackedChoice, choose, choose_tiles, describe
+from onewave.ops.linear.choose import CompactChoice, PackedChoice, ProductChoice, choose, choose_tiles, describe
 
 HOPPER, AMPERE = Device((9, 0), 132), Device((8, 0), 108)
 

@@ -1,14 +1,12 @@
 """`onewave tiles lower`: a program through all of its steps: built, verified, lowered to a table, simulated."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,11 +16,16 @@ from onewave.cli.output import percent, show, table, write_file
 from onewave.cli.tiles import options as given
 from onewave.cli.tiles import tables
 from onewave.cli.tiles.programs import Program, by_stage
-
-if TYPE_CHECKING:
-    from onewave.tiles.graph.graph import TileGraph
-    from onewave.tiles.proof.table import TaskTable
-    from onewave.wave.plan.program import WaveProgram
+from onewave.tiles.graph.graph import TileGraph
+from onewave.tiles.order.orders import task_order
+from onewave.tiles.order.policies import plan
+from onewave.tiles.order.schedule import Mode
+from onewave.tiles.proof.table import TaskTable, lower
+from onewave.tiles.proof.verify import verify
+from onewave.tiles.sim.machine import Machine
+from onewave.tiles.sim.simulate import simulate
+from onewave.wave.plan.program import WaveProgram
+from onewave.wave.plan.program_file import program_bytes
 
 WORKERS_A_LINE = 12
 MAX_SHOWN = 1024
@@ -86,14 +89,6 @@ def lower_command(
     lanes, waits and counters as the kernel reads them, the places of all weights, and the task table ("table").
     Exit status: 0 written, 1 the schedule was rejected, 2 bad input.
     """
-    from onewave.tiles.order.orders import task_order
-    from onewave.tiles.order.policies import plan
-    from onewave.tiles.order.schedule import Mode
-    from onewave.tiles.proof.table import lower
-    from onewave.tiles.proof.verify import verify
-    from onewave.tiles.sim.machine import Machine
-    from onewave.tiles.sim.simulate import simulate
-
     if queues not in (None, "static", "ticket"):
         raise InvalidArgumentError("queues", got=shown(queues), allowed="static, ticket")
     seconds: dict[str, float] = {}
@@ -169,8 +164,6 @@ def _timed(name: str, seconds: dict[str, float]) -> Generator[None]:
 
 def _file_of(out: Path, lowered: TaskTable, launch: WaveProgram | None) -> bytes:
     """What is written, by the file's name."""
-    from onewave.wave.plan.program_file import program_bytes
-
     if out.suffix == ".npz":
         if launch is None:
             allowed = "decode in the order, on the queues and by the policy that it is launched with"

@@ -1,17 +1,17 @@
 """Options that several `onewave tiles` commands share."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from onewave.base.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from onewave.models.config.model_config import ModelConfig
-    from onewave.models.step_plan import StepPlan
-    from onewave.tiles.sim.machine import CacheLevel
+from onewave.base.weight_formats import WEIGHT_BYTES
+from onewave.cli.output import read_file
+from onewave.models.config.model_config import ModelConfig
+from onewave.models.config.read import find_config
+from onewave.models.step_plan import MAX_FILE_BYTES, StepPlan, read_plan
+from onewave.tiles.graph.programs import parse_bytes
+from onewave.tiles.sim.machine import CacheLevel
 
 POLICIES = ("lru", "fifo", "belady")
 
@@ -44,8 +44,6 @@ WeightFormat = Annotated[
 
 def weight_bytes_of(weight_format: str) -> float:
     """Bytes of a weight in the stream of that format. Raises InvalidArgumentError."""
-    from onewave.base.weight_formats import WEIGHT_BYTES
-
     if weight_format not in WEIGHT_BYTES:
         raise InvalidArgumentError("weight format", got=repr(weight_format[:40]), allowed=", ".join(WEIGHT_BYTES))
     return WEIGHT_BYTES[weight_format]
@@ -53,10 +51,6 @@ def weight_bytes_of(weight_format: str) -> float:
 
 def plan_and_config(file: str) -> tuple[StepPlan, ModelConfig]:
     """Read a decode step's plan, and its model's sizes. Raises InvalidArgumentError, ConfigError."""
-    from onewave.cli.output import read_file
-    from onewave.models.config.read import find_config
-    from onewave.models.step_plan import MAX_FILE_BYTES, read_plan
-
     plan = read_plan(read_file("plan", file, MAX_FILE_BYTES))
     return plan, find_config(plan.model)
 
@@ -71,9 +65,6 @@ def policy_of(text: str) -> str:
 
 def levels_of(texts: list[str], policies: tuple[str, ...] = POLICIES) -> list[CacheLevel]:
     """Read caches as NAME=SIZE[:POLICY][:private]. policies: those that may be named. Raises InvalidArgumentError."""
-    from onewave.tiles.graph.programs import parse_bytes
-    from onewave.tiles.sim.machine import CacheLevel
-
     found: list[CacheLevel] = []
     for text in texts:
         name, _, rest = text.partition("=")

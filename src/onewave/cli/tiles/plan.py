@@ -8,6 +8,9 @@ import typer
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.cli.output import write_file
 from onewave.cli.tiles import options as given
+from onewave.models.config.read import find_config
+from onewave.models.llama_plan import workers_for
+from onewave.models.step_plan import default_plan
 
 
 def plan_command(
@@ -26,10 +29,6 @@ def plan_command(
     Edit it; then `tiles verify FILE` proves it, `tiles simulate FILE` predicts it, `bench wave --plan FILE` runs it,
     and `generate --plan FILE` decodes with it. Example: plan decode llama-3.1-8b --workers 132 --batch 1 -o plan.json.
     """
-    from onewave.models.config.read import find_config
-    from onewave.models.llama_plan import workers_for
-    from onewave.models.step_plan import default_plan
-
     if program != "decode":
         raise InvalidArgumentError("plan", got=shown(program), allowed="decode MODEL")
     width = given.weight_bytes_of(weight_format)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.cli.tiles import options
-
-if TYPE_CHECKING:
-    from onewave.models.llama_plan import DealtStep, DecodePlan
-    from onewave.tiles.graph.graph import TileGraph
-    from onewave.tiles.graph.programs import ProgramOptions
-    from onewave.tiles.sim.machine import CacheLevel
-    from onewave.tiles.sim.trace import Trace
+from onewave.models.config.read import find_config
+from onewave.models.llama_plan import SYNC_POLICY, DealtStep, DecodePlan, deal_decode, workers_for
+from onewave.models.step_plan import deal_plan, prove_dealt
+from onewave.tiles.graph.graph import TileGraph
+from onewave.tiles.graph.programs import (
+    PROGRAMS,
+    ProgramOptions,
+    build_program,
+    check_options,
+    exactly,
+    parse_tile,
+    read_notation,
+)
+from onewave.tiles.sim.machine import CacheLevel
+from onewave.tiles.sim.timeline import stage_of
+from onewave.tiles.sim.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -64,16 +73,12 @@ class Program:
 
     def shape(self, workers: int = 132, order: str | None = None) -> ProgramOptions:
         """The options that build_program takes. Raises InvalidArgumentError."""
-        from onewave.tiles.graph.programs import ProgramOptions, parse_tile
-
         cut = None if self.tile is None else parse_tile(self.tile)
         given = (self.dtype, self.splits, self.fused, self.causal, self.kv_heads)
         return ProgramOptions(cut, *given, workers, order == "stream-k")
 
     def build(self, workers: int = 132, order: str | None = None) -> Built:
         """Build the graph, for so many workers. Raises InvalidArgumentError, UnsupportedError, ConfigError."""
-        from onewave.tiles.graph.programs import PROGRAMS, build_program, check_options, read_notation
-
         shape, sizes = self.shape(workers, order), self.sizes or []
         if self.program == "decode":
             step = self._dealt(workers)
@@ -92,10 +97,6 @@ class Program:
 
     def _dealt(self, sms: int) -> DealtStep:
         """Deal a model's decode step out as the engine does on a GPU with so many SMs."""
-        from onewave.models.config.read import find_config
-        from onewave.models.llama_plan import deal_decode, workers_for
-        from onewave.tiles.graph.programs import check_options, exactly
-
         check_options("decode", self, ("dtype", "context", "batch", "weight_format"))
         [model] = exactly("decode", self.sizes or [], ("MODEL",))
         if self.dtype not in ("bf16", "fp16"):
@@ -110,9 +111,6 @@ class Program:
 
     def _planned(self) -> Built:
         """Read a decode step's plan and prove it."""
-        from onewave.models.step_plan import deal_plan, prove_dealt
-        from onewave.tiles.graph.programs import check_options, exactly
-
         check_options("a plan", self, ("context",))
         exactly("a plan", self.sizes or [], ())
         plan, config = options.plan_and_config(self.program)
@@ -142,8 +140,6 @@ class Built:
     @property
     def policy(self) -> str:
         """The sync policy by which the program is lowered, where none is asked for."""
-        from onewave.models.llama_plan import SYNC_POLICY
-
         return "tile" if self.step is None else SYNC_POLICY
 
     @property
@@ -160,6 +156,4 @@ class Built:
 
 def by_stage(trace: Trace) -> Trace:
     """A decode step's trace with the layers of a stage under one name: qkv0, qkv1 as qkv."""
-    from onewave.tiles.sim.timeline import stage_of
-
     return replace(trace, phase=tuple(map(stage_of, trace.phase)))

@@ -14,6 +14,15 @@ from onewave.cli import options
 from onewave.cli.output import amount, percent, show, table
 from onewave.cli.tiles import options as given
 from onewave.cli.tiles.programs import Program
+from onewave.tiles.graph.builders import DTYPES, check_sizes, cuts
+from onewave.tiles.graph.programs import parse_bytes
+from onewave.tiles.graph.stages import part_traffic, stages_of
+from onewave.tiles.related import chimera
+from onewave.tiles.related.fusion import plan_fusion
+from onewave.tiles.related.placement import place_intermediates
+from onewave.tiles.related.reuse import reuse_report
+from onewave.tiles.related.sync_points import grid_syncs
+from onewave.tiles.sim.machine import Machine
 
 MAX_CHAIN_SIDE = 65_536
 MAX_CHAIN_TASKS = 200_000
@@ -33,9 +42,6 @@ def fuse_command(
     A group of operators is one launch; what only it reads stays on chip as far as that holds it. Exact for up to 12
     operators, each group in the best of a few orders.
     """
-    from onewave.tiles.graph.programs import parse_bytes
-    from onewave.tiles.related.fusion import plan_fusion
-
     policy = given.policy_of(policy)
     plan = plan_fusion(program.build().graph, parse_bytes(cache), policy)
     if as_json:
@@ -78,8 +84,6 @@ def place_command(
     --level smem=228KiB:private --level L2=50MB. Searches all placements and a few interleavings for the fewest bytes in
     memory, then in the next level.
     """
-    from onewave.tiles.related.placement import place_intermediates
-
     levels = given.levels_of(level or ["smem=228KiB:private", "L2=50MB"], policies=())
     found = place_intermediates(program.build().graph, levels, workers)
     if as_json:
@@ -110,8 +114,6 @@ def sync_command(
     Two operators need one between them only if a task depends on another worker's; the fewest that order all such
     dependencies are printed.
     """
-    from onewave.tiles.related.sync_points import grid_syncs
-
     plan = grid_syncs(program.build(workers).graph, workers, mapping)
     before = [plan.stages[stage] for stage in plan.barriers]
     if as_json:
@@ -146,9 +148,6 @@ def reuse_command(
     And what bandwidth the rest asks for. spatial: by other tasks of the same wave; temporal: since the wave before;
     later: after a pause. live peak: the most bytes of intermediates alive at once.
     """
-    from onewave.tiles.related.reuse import reuse_report
-    from onewave.tiles.sim.machine import Machine
-
     chosen = order or program.default_order
     found = reuse_report(program.build(workers).graph, chosen, Machine(workers=workers))
     if as_json:
@@ -194,11 +193,6 @@ def chimera_command(
     Beside the closed form: the best of all block sizes by the same count, what the simulator moves in that order, and
     the two products on their own.
     """
-    from onewave.tiles.graph.builders import DTYPES, check_sizes, cuts
-    from onewave.tiles.graph.programs import parse_bytes
-    from onewave.tiles.graph.stages import part_traffic, stages_of
-    from onewave.tiles.related import chimera
-
     check_sizes({"M": m, "N": n, "K": k, "L": l_, "--inner": inner})
     if dtype not in DTYPES:
         raise InvalidArgumentError("dtype", got=repr(dtype[:40]), allowed=", ".join(DTYPES))

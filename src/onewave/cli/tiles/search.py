@@ -1,10 +1,8 @@
 """`onewave tiles search`: the order of a product's tiles that loads the fewest panels, or a decode step's plan."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +11,10 @@ from onewave.cli import options
 from onewave.cli.output import percent, show, table
 from onewave.cli.tiles import options as given
 from onewave.cli.tiles.search_plans import DecodeSearch
-
-if TYPE_CHECKING:
-    from onewave.tiles.search.search import SearchResult
+from onewave.tiles.graph.builders import cuts
+from onewave.tiles.graph.programs import parse_tile, read_sizes
+from onewave.tiles.search.panels import strip_snake_loads
+from onewave.tiles.search.search import SearchResult, search_panels
 
 MAX_SHOWN = 32
 _OF_GEMM = {"tile", "cache_panels", "policy", "start", "method"}
@@ -55,10 +54,6 @@ def search_command(
     if program == "decode":
         decode.run(sizes or [], time_limit, as_json)
         return
-    from onewave.tiles.graph.builders import cuts
-    from onewave.tiles.graph.programs import parse_tile, read_sizes
-    from onewave.tiles.search.search import search_panels
-
     if program != "gemm":
         raise InvalidArgumentError("search", got=repr(program[:40]), allowed="gemm M N K, decode MODEL")
     if cache_panels is None:
@@ -80,8 +75,6 @@ def search_command(
 
 
 def _print(title: str, result: SearchResult) -> None:
-    from onewave.tiles.search.panels import strip_snake_loads
-
     head = table(f"{title}: {result.rows} x {result.cols} tiles, room for {result.capacity} panels", "", "")
     head.add_row("policy", result.policy)
     head.add_row("loads", f"{result.loads:,}, {'proven least' if result.proven else 'not proven least'}")

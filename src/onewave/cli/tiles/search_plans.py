@@ -1,20 +1,19 @@
 """`onewave tiles search decode`: plans of a decode step that are predicted to be faster than the wave's own."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from onewave.cli.bench.report import show_progress
 from onewave.cli.output import show, table, write_file
 from onewave.cli.tiles import options as given
-
-if TYPE_CHECKING:
-    from onewave.models.plan_search import FoundPlan, PlanSearch
+from onewave.models.config.read import find_config
+from onewave.models.plan_search import Asked, FoundPlan, PlanSearch, search_plans
+from onewave.tiles.graph.programs import exactly
 
 
 @dataclass(frozen=True)
@@ -40,11 +39,6 @@ class DecodeSearch:
 
     def run(self, sizes: list[str], time_limit: float, as_json: bool) -> None:
         """Search, write and print. Raises OnewaveError."""
-        from onewave.cli.bench.report import show_progress
-        from onewave.models.config.read import find_config
-        from onewave.models.plan_search import Asked, search_plans
-        from onewave.tiles.graph.programs import exactly
-
         [model] = exactly("decode", sizes, ("MODEL",))
         given.weight_bytes_of(self.weight_format)
         asked = Asked(

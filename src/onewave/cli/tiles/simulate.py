@@ -1,12 +1,10 @@
 """`onewave tiles simulate`, `bounds` and `staircase`."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,12 +14,24 @@ from onewave.cli.output import amount, percent, show, table, write_file
 from onewave.cli.tiles import options as given
 from onewave.cli.tiles import tables
 from onewave.cli.tiles.programs import Built, Program, by_stage
-
-if TYPE_CHECKING:
-    from onewave.models.llama_plan import DecodePlan
-    from onewave.tiles.search.bounds import Bound
-    from onewave.tiles.sim.machine import CacheLevel, Machine
-    from onewave.tiles.sim.trace import Trace
+from onewave.models.llama_plan import DecodePlan
+from onewave.models.wave_prediction import kept_costs, predict_plan
+from onewave.tiles.graph.builders import DTYPES, cuts
+from onewave.tiles.graph.programs import parse_bytes, parse_tile, read_sizes
+from onewave.tiles.order.orders import GRID_ORDERS, grid_order
+from onewave.tiles.search.bounds import (
+    Bound,
+    ChainShape,
+    best_bound,
+    chain_bounds,
+    gemm_bounds,
+    graph_bound,
+    panel_bounds,
+)
+from onewave.tiles.search.panels import MAX_PANEL_TILES, panel_loads, strip_snake_loads
+from onewave.tiles.sim.machine import CacheLevel, Machine
+from onewave.tiles.sim.simulate import latency_staircase, simulate
+from onewave.tiles.sim.trace import Trace
 
 
 def simulate_command(
@@ -68,10 +78,6 @@ def simulate_command(
     Examples: simulate gemm 4096 4096 4096 --tile 128x128x64 --order grouped:8 --cache 50MB --workers 132;
     simulate decode llama-3.1-8b; simulate chain 1024 4096 4096 4096 --order row-by-row.
     """
-    from onewave.tiles.search.bounds import best_bound
-    from onewave.tiles.sim.machine import Machine
-    from onewave.tiles.sim.simulate import simulate
-
     if cache_panels is not None:
         _refuse_beside_panels(call, ("order", "policy"))
         _simulate_panels(program, order or "row", cache_panels, given.policy_of(policy or "lru"), as_json)
@@ -138,11 +144,6 @@ def bounds_command(
     The orders are those of a gemm's grid; other programs show their sequential order. Of two chained products and of
     attention, bounds of the red-blue pebble game stand beside the compulsory one.
     """
-    from onewave.tiles.order.orders import GRID_ORDERS
-    from onewave.tiles.search.bounds import best_bound, panel_bounds
-    from onewave.tiles.sim.machine import Machine
-    from onewave.tiles.sim.simulate import simulate
-
     if cache_panels is not None:
         _refuse_beside_panels(call)
         rows, cols = _panel_grid(program)
@@ -189,10 +190,6 @@ def staircase_command(
     C[M,N] = A[M,K] B[K,N] for each M. Time stays flat while the last wave of tiles fills up, and steps where a new one
     begins: the tail effect.
     """
-    from onewave.tiles.graph.programs import parse_bytes, parse_tile
-    from onewave.tiles.sim.machine import CacheLevel, Machine
-    from onewave.tiles.sim.simulate import latency_staircase
-
     parts = rows.split(":")
     if len(parts) != 3 or not all(re.fullmatch(r"[0-9]{1,9}", part) and int(part) for part in parts):
         raise InvalidArgumentError("--rows", got=repr(rows[:40]), allowed="from:to:step, as 128:4096:128")
@@ -216,8 +213,6 @@ def staircase_command(
 
 def _step_ms(planned: DecodePlan) -> float:
     """A plan's time on an H200, by costs fitted to a measured launch."""
-    from onewave.models.wave_prediction import kept_costs, predict_plan
-
     return predict_plan(planned, kept_costs(), batch=planned.program.shape.batch).makespan * 1e-6
 
 
@@ -232,10 +227,6 @@ def _refuse_beside_panels(call: typer.Context, more: tuple[str, ...] = ()) -> No
 
 def _simulate_panels(program: Program, order: str, capacity: int, policy: str, as_json: bool) -> None:
     """Whole panels instead of bytes: the tile game's count."""
-    from onewave.tiles.order.orders import grid_order
-    from onewave.tiles.search.bounds import best_bound, panel_bounds
-    from onewave.tiles.search.panels import panel_loads, strip_snake_loads
-
     rows, cols = _panel_grid(program)
     loads = panel_loads(rows, cols, grid_order(order, rows, cols).to_list(), capacity, policy)
     bound = best_bound(panel_bounds(rows, cols, capacity))
@@ -252,10 +243,6 @@ def _simulate_panels(program: Program, order: str, capacity: int, policy: str, a
 
 
 def _panel_grid(program: Program) -> tuple[int, int]:
-    from onewave.tiles.graph.builders import cuts
-    from onewave.tiles.graph.programs import read_sizes
-    from onewave.tiles.search.panels import MAX_PANEL_TILES
-
     if program.program != "gemm":
         raise InvalidArgumentError("--cache-panels", got=f"with {program.program}", allowed="gemm", next="Use --cache.")
     m, n, _ = read_sizes("gemm", program.sizes or [])
@@ -267,9 +254,6 @@ def _panel_grid(program: Program) -> tuple[int, int]:
 
 
 def _panel_results(rows: int, cols: int, capacity: int) -> dict[str, int]:
-    from onewave.tiles.order.orders import GRID_ORDERS, grid_order
-    from onewave.tiles.search.panels import panel_loads
-
     return {
         f"{name} ({policy})": panel_loads(rows, cols, grid_order(name, rows, cols).tiles.tolist(), capacity, policy)
         for name in (GRID_ORDERS if rows * cols <= 20_000 else ("row", "snake", "grouped"))
@@ -279,9 +263,6 @@ def _panel_results(rows: int, cols: int, capacity: int) -> dict[str, int]:
 
 def _levels(built: Built, cache: str | None, policy: str | None, inner: list[str]) -> tuple[CacheLevel, ...]:
     """The caches asked for, or those that the program names. policy: None for lru."""
-    from onewave.tiles.graph.programs import parse_bytes
-    from onewave.tiles.sim.machine import CacheLevel
-
     if built.levels and cache is None and not inner:
         if policy is not None:
             allowed = "beside --cache or --level"
@@ -301,10 +282,6 @@ def _levels(built: Built, cache: str | None, policy: str | None, inner: list[str
 
 def _bounds_of(program: Program, built: Built, machine: Machine, *, at_once: int) -> tuple[Bound, ...]:
     """The program's bounds above 0 on this machine. at_once: lanes that compute a tile at the same time."""
-    from onewave.tiles.graph.builders import DTYPES
-    from onewave.tiles.graph.programs import read_sizes
-    from onewave.tiles.search.bounds import ChainShape, chain_bounds, gemm_bounds, graph_bound
-
     if program.program not in ("gemm", "chain", "attention"):
         return (graph_bound(built.graph),)
     sizes, shape = read_sizes(program.program, program.sizes or []), program.shape()

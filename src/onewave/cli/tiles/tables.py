@@ -10,12 +10,12 @@ import typer
 
 from onewave.base.errors import VerificationError
 from onewave.cli.output import amount, percent, read_file, show, table
+from onewave.tiles.sim.timeline import Timeline
+from onewave.tiles.sim.trace import Trace
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from onewave.tiles.sim.timeline import Timeline
-    from onewave.tiles.sim.trace import Trace
 
 MAX_TRACE_BYTES = 1 << 30
 MAX_TENSORS = 12
@@ -23,8 +23,6 @@ MAX_TENSORS = 12
 
 def read_trace(path: Path) -> Trace:
     """Read a Trace. Raises InvalidArgumentError."""
-    from onewave.tiles.sim.trace import Trace
-
     return Trace.from_json(read_file("trace", path, MAX_TRACE_BYTES))
 
 

@@ -10,6 +10,8 @@ import typer
 from onewave.cli import options
 from onewave.cli.output import show, table
 from onewave.cli.tiles import tables
+from onewave.tiles.sim.timeline import timeline
+from onewave.tiles.sim.trace import compare
 
 
 def compare_command(
@@ -21,8 +23,6 @@ def compare_command(
 
     Either may be simulated (simulate --trace FILE) or measured on a GPU.
     """
-    from onewave.tiles.sim.trace import compare
-
     rows = compare(tables.read_trace(a), tables.read_trace(b))
     if as_json:
         print(json.dumps({"a": str(a), "b": str(b), "phases": rows}))
@@ -45,8 +45,6 @@ def timeline_command(
     The trace may be measured (bench wave --trace FILE), predicted (bench predict --trace FILE) or simulated (simulate
     --trace FILE). In a simulated decode step a stage's layers are the times that its phase comes.
     """
-    from onewave.tiles.sim.timeline import timeline
-
     found = timeline(tables.read_trace(trace))
     if as_json:
         print(json.dumps(asdict(found)))

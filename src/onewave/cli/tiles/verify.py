@@ -10,6 +10,13 @@ from onewave.base.errors import InvalidArgumentError, VerificationError
 from onewave.cli import options
 from onewave.cli.output import read_file
 from onewave.cli.tiles import tables
+from onewave.models.config.read import find_config
+from onewave.models.step_plan import is_plan, prove_plan, read_plan
+from onewave.tiles.proof.interpret import interpret
+from onewave.tiles.proof.schedule_file import MAX_FILE_BYTES, parse_schedule
+from onewave.tiles.proof.table import TaskTable
+from onewave.tiles.proof.verify import verify
+from onewave.wave.plan.program_file import read_table
 
 # Turns of all runs together that interpret takes on: about a minute.
 MAX_TURNS = 50_000_000
@@ -36,10 +43,6 @@ def verify_command(
     match the posts), deadlock, race; of a plan also hand-off (one that the kernel lacks) and memory (a ring or tiles
     that an SM has no room for). Exit status: 0 verified, 1 rejected, 2 bad file.
     """
-    from onewave.models.step_plan import is_plan
-    from onewave.tiles.proof.schedule_file import MAX_FILE_BYTES, parse_schedule
-    from onewave.tiles.proof.verify import verify
-
     text = read_file("schedule file", file, MAX_FILE_BYTES)
     if is_plan(text):
         _verify_plan(text, as_json)
@@ -59,9 +62,6 @@ def verify_command(
 
 
 def _verify_plan(text: bytes, as_json: bool) -> None:
-    from onewave.models.config.read import find_config
-    from onewave.models.step_plan import prove_plan, read_plan
-
     plan = read_plan(text)
     try:
         proved = prove_plan(find_config(plan.model), plan)
@@ -91,11 +91,6 @@ def interpret_command(
 
     Exit status: 0 every run ended with every read right, 1 some run got stuck or read something else, 2 bad input.
     """
-    from onewave.tiles.proof.interpret import interpret
-    from onewave.tiles.proof.schedule_file import MAX_FILE_BYTES
-    from onewave.tiles.proof.table import TaskTable
-    from onewave.wave.plan.program_file import read_table
-
     if file.suffix == ".npy":
         table = TaskTable.load(file)
     else:
