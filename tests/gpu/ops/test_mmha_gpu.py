@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.decode_calls import masked_in_torch
+from kit.operands.decode_calls import masked_in_torch
 from kit.operands.random import randn_on_gpu
 from onewave.base.errors import UnsupportedError
 from onewave.ops.append_kv import append_kv

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.decode_calls import attend
 from kit.lanes import slow
+from kit.operands.decode_calls import attend
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.decode_attention import decode_attention, op
 from onewave.ops.decode_attention.reference import decode_attention as reference

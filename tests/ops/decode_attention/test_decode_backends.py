@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kit.attention_oracle import within_rule
-from kit.decode_calls import attend
+from kit.operands.decode_calls import attend
 from kit.operands.random import randn
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.append_kv import append_kv

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from kit.decode_calls import attend
+from kit.operands.decode_calls import attend
 from kit.operands.random import randn_half as randn
 from onewave.ops.choice import Kept
 from onewave.ops.decode_attention import choose
