@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit import decode_calls
 from kit.numpy_gpu.mmha_model import mmha_in_numpy
+from kit.operands import decode_calls
 from kit.operands.random import DEVICE
 from kit.operands.random import randn_here as randn
 from onewave.ops.choice import Choice

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit import decode_calls
 from kit.numpy_gpu.gluon_in_numpy import Boxes, Fault, Memory, Pointer, launch
 from kit.numpy_gpu.happens_before import Race, partition
+from kit.operands import decode_calls
 from kit.operands.decode_calls import attend_masked, masked_in_torch
 from kit.operands.random import randn_half as randn
 from onewave.base.device import Device
