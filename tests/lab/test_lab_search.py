@@ -5,11 +5,20 @@ from itertools import permutations
 
 import pytest
 
+from kit.clock import count_looks
+from onewave.lab import best_path
 from onewave.lab.best_path import best_from
+from onewave.tiles.search import local, search, tree
 from onewave.tiles.search.panels import panel_loads
 from onewave.tiles.search.search import search_panels
 
 ALL = [(row, col) for row in range(3) for col in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Time limits are numbers of looks at the clock, 1000 a second."""
+    count_looks(monkeypatch, 1e-3, best_path, local, search, tree)
 
 
 @pytest.mark.parametrize("policy", ["lru", "fifo", "belady"])

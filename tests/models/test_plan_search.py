@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from kit.clock import count_looks
+from onewave.models import plan_search
 from onewave.models.config.read import builtin_config
 from onewave.models.llama_plan import STREAM, StepChanges, deal_decode
 from onewave.models.plan_search import Asked, Candidate, search_plans, spread
@@ -17,7 +19,8 @@ def asked(**changes: object) -> Asked:
     return replace(Asked(CONFIG, "llama-3.2-1b", 1, "compact", 12, 512), **changes)
 
 
-def test_what_is_found_is_proved_and_predicted_from_its_own_file() -> None:
+def test_what_is_found_is_proved_and_predicted_from_its_own_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    count_looks(monkeypatch, 0.1, plan_search)
     # Without hand-offs only the shares count, and the wave's own are as even as they can be but for the rest's place.
     costs = WaveCosts(4554.0, {"attend": 900.0, "qkv": 500.0})
     result = search_plans(asked(), time_limit=3, keep=2, apart=0.001, costs=costs)

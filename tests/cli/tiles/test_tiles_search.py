@@ -8,11 +8,21 @@ import time
 
 import pytest
 
+from kit.clock import count_looks
+from onewave.models import plan_search
+from onewave.tiles.search import local, search, tree
 from onewave.tiles.search.panels import panel_loads
 from onewave.weights.fetch.sources import BUILTIN_DIR
 
 SEARCH = ["tiles", "search", "gemm"]
 GRID = ["512", "512", "512", "--tile", "128x128x64"]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Time limits are numbers of looks at the clock: 1000 a second, of plans ten."""
+    count_looks(monkeypatch, 1e-3, local, search, tree)
+    count_looks(monkeypatch, 0.1, plan_search)
 
 
 def test_search_as_json_has_loads_bound_proof_and_an_order_that_replays(onewave):
