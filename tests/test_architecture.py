@@ -291,6 +291,7 @@ def test_importing_onewave_loads_no_heavy_package():
     assert not loaded & {"torch", "numpy", "transformers", "gguf", "tokenizers", "numba", "triton", "rich", "typer"}
 
 
+@pytest.mark.slow
 def test_importing_onewave_takes_less_than_a_fifth_of_a_second():
     code = "import time; t = time.perf_counter(); import onewave; print(time.perf_counter() - t)"
     # The fastest: whatever else the machine does only adds.

@@ -383,6 +383,7 @@ class InstantRunner:
         return self.logits
 
 
+@pytest.mark.slow
 def test_a_greedy_step_costs_the_host_little() -> None:
     engine = Engine(InstantRunner(49152))
     engine.add(None, PROMPT, SamplingParams(max_tokens=2000, temperature=0))

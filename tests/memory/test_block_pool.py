@@ -142,7 +142,7 @@ def test_a_pool_of_nothing_is_refused(sizes: tuple[int, int], named: str) -> Non
 
 def test_an_operation_on_a_large_pool_costs_what_it_costs_on_a_small_one() -> None:
     """3.5 million operations a second were counted, and 1.1 million one block at a time; here only that none grows."""
-    rates = [operations_per_second(size) for size in (64, 64_000)]
+    rates = [max(operations_per_second(size) for _ in range(3)) for size in (64, 64_000)]
     assert rates[1] > rates[0] / 8, rates
 
 

@@ -111,6 +111,7 @@ def test_ids_of_the_corpus_are_transformers_own_for_smollm2(smollm2: Tokenizer, 
         assert smollm2.encode(text) == theirs.encode(text, add_special_tokens=False)
 
 
+@pytest.mark.slow
 def test_building_smollm2s_tokenizer_takes_less_than_a_third_of_a_second(smollm2_path: Path) -> None:
     from onewave.weights.formats.gguf_file import GGUFFile
 

@@ -1,13 +1,14 @@
 """Fusion trees as text: what each tree computes, in what order, and what that moves between levels."""
 
 import random
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from kit.refusals import refused
 from onewave.base.errors import InvalidArgumentError
+from onewave.tiles.graph import notation
 from onewave.tiles.graph.builders import gemm
 from onewave.tiles.graph.notation import parse_notation
 from onewave.tiles.sim.machine import Machine
@@ -119,15 +120,29 @@ def test_par_accepts_only_what_is_independent():
         parse_notation(text + "tree for M:16 { par { a c } b }")
 
 
-def test_a_par_in_a_loop_of_many_steps_is_checked_about_as_fast_as_it_is_walked():
-    head = "dim M=40000\nop a R[M] = X[M]\nop b S[M] = X[M]\nop c T[M] = R[M]\n"
-    times = []
-    for inside in ("a b", "par { a b }"):
-        began = time.process_time()
-        parse_notation(f"{head}tree for M:1 {{ {inside} c }}")
-        times.append(time.process_time() - began)
-    # A pass over all edges at every step took twice the walk here, and more the longer the loop.
-    assert times[1] < 2 * times[0] + 0.2
+class Compared(np.ndarray):
+    """Numbers that count how many of them are compared."""
+
+    count = 0
+
+    def __array_ufunc__(self, ufunc, method, *given, **more):
+        Compared.count += self.size
+        return getattr(ufunc, method)(*(np.asarray(each) for each in given), **more)
+
+
+def test_a_par_in_a_loop_of_many_steps_is_checked_without_a_pass_over_all_edges_at_each(monkeypatch):
+    real, steps = notation._check_parallel, 1000
+
+    def check(graph, groups):
+        ends = {end: getattr(graph.edges, end).view(Compared) for end in ("producer", "consumer")}
+        assert len(ends["producer"]) == 2 * steps
+        real(SimpleNamespace(edges=SimpleNamespace(**ends)), groups)
+
+    monkeypatch.setattr(notation, "_check_parallel", check)
+    monkeypatch.setattr(Compared, "count", 0)
+    head = f"dim M={steps}\nop a R[M] = X[M]\nop b S[M] = R[M]\nop c T[M] = R[M]\n"
+    parse_notation(f"{head}tree for M:1 {{ a par {{ b c }} }}")
+    assert 0 < Compared.count <= 4 * steps
 
 
 @pytest.mark.parametrize(
