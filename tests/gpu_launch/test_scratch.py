@@ -26,25 +26,25 @@ def test_threads_wait_for_each_other_on_one_stream_and_not_on_two(monkeypatch: p
     def work() -> None:
         with scratch.held(GPU), scratch.held(GPU):  # the same thread may hold it twice
             entered[threading.current_thread().name].set()
-            let_go.wait(20)
+            let_go.wait(60)
 
     threads = {name: threading.Thread(target=work, name=name) for name in streams}
     threads["first"].start()
-    assert entered["first"].wait(20)
+    assert entered["first"].wait(60)
     threads["second"].start()
     threads["third"].start()
-    assert entered["third"].wait(20)
+    assert entered["third"].wait(60)
     # Whoever asks for the first one's lock now is refused, from the thread of the second or any other.
     taken: list[bool] = []
     refused = threading.Thread(target=lambda: taken.append(scratch._locks[GPU, 1].acquire(blocking=False)))
     refused.start()
-    refused.join(20)
+    refused.join(60)
     assert taken == [False]
     assert not entered["second"].is_set()
     let_go.set()
-    assert entered["second"].wait(20)
+    assert entered["second"].wait(60)
     for thread in threads.values():
-        thread.join(20)
+        thread.join(60)
 
 
 def test_each_use_and_stream_has_memory_of_its_own_and_never_less_than_it_asked_for(

@@ -100,7 +100,7 @@ class Gpu:
             if late:
                 # All have looked before anybody waits no more.
                 waits = threading.Barrier(
-                    2 * grid[0] * grid[1], lambda: [memory.set(at, right) for at, right in late], timeout=60
+                    2 * grid[0] * grid[1], lambda: [memory.set(at, right) for at, right in late], timeout=200
                 )
                 more["before"] = lambda: (waits.wait(), None)[1]
             launch(memory, grid, arguments, name="stream_kernel", **more)
