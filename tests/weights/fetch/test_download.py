@@ -250,6 +250,10 @@ import setuptools
 
 
 def test_a_stalled_pip_is_stopped(model, cache, monkeypatch, tmp_path):
+    stalled = tmp_path / "python"
+    stalled.write_text("#!/bin/sh\nexec sleep 600\n")
+    stalled.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stalled))
     monkeypatch.setattr(pip_client, "_STALL_S", 0.0)
     monkeypatch.setattr(pip_client, "_POLL_S", 0.01)
     with pytest.raises(DownloadError, match="no progress"):
