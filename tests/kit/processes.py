@@ -1,11 +1,14 @@
-"""Python processes that a test starts, and Ctrl-C in its own."""
+"""Python processes that a test starts, and in its own Ctrl-C and a clock that stands still."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Collection
+from itertools import count
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType, SimpleNamespace
+
+import pytest
 
 
 def python(*arguments: str, text: str = "") -> str:
@@ -42,3 +45,15 @@ def is_interrupted(work: Callable[[], object], place: int, files: Collection[str
     finally:
         sys.setprofile(None)
     return left <= 0
+
+
+def count_looks(monkeypatch: pytest.MonkeyPatch, step_s: float, *modules: ModuleType) -> None:
+    """Have a clock that these modules share go on by `step_s` whenever one looks at it, and not otherwise: they get as
+    far within a time limit on any machine."""
+    looks = count()
+
+    def look() -> float:
+        return next(looks) * step_s
+
+    for module in modules:
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=look, perf_counter=look))

@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 
-from kit.clock import count_looks
+from kit.processes import count_looks
 from onewave.lab import best_path
 from onewave.lab.best_path import best_from
 from onewave.tiles.search import local, search, tree

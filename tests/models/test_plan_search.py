@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.clock import count_looks
+from kit.processes import count_looks
 from onewave.models import plan_search
 from onewave.models.config.read import builtin_config
 from onewave.models.llama_plan import STREAM, StepChanges, deal_decode

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from kit.clock import count_looks
+from kit.processes import count_looks
 from onewave.models import plan_search
 from onewave.tiles.search import local, search, tree
 from onewave.tiles.search.panels import panel_loads

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kit.refusals import refused
-from kit.clock import count_looks
+from kit.processes import count_looks
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.search import local, search, tree
 from onewave.tiles.search.bounds import panel_bound
