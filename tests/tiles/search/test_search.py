@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from kit.refusals import refused
 from kit.processes import count_looks
+from kit.refusals import refused
 from onewave.base.errors import InvalidArgumentError
 from onewave.tiles.search import local, search, tree
 from onewave.tiles.search.bounds import panel_bound
