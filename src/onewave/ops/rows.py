@@ -3,7 +3,7 @@
 The launch asks `module_for` and the operator's own tile, and so does explain.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.backends import module_for
-from onewave.ops.choice import Asked, Call, Choice, Reason, because
+from onewave.ops.choice import Asked, Call, Choice, Reason, because, empty_on_meta
 
 _REASONS = {
     "numba_impl": ("cpu", because("compiled loops take it: float32")),
@@ -52,30 +52,23 @@ class RowChoice(Choice):
         return self.programs_words
 
 
-def shape_of(asked: Asked) -> Sequence[int]:
-    """Return x's shape. Raises ShapeError."""
+def describe(asked: Asked, folder: str, operator: Callable[[Tensor], object]) -> RowCall:
+    """A question: x. operator: checks it on meta, where nothing else runs. Raises ShapeError, UnsupportedError."""
     if not (asked.shapes and asked.shapes[0]):
         raise ShapeError(f"explain {asked.operator}: shapes", got="none", allowed="x's")
-    return asked.shapes[0]
-
-
-def check_on_gpu(asked: Asked) -> None:
-    """Raise UnsupportedError for what only a CPU takes."""
+    x = empty_on_meta(asked.shapes[0], asked.dtype)
+    operator(x)
     if not asked.on_cpu and asked.dtype is torch.float64:
         got, allowed = "float64 on a GPU", "bfloat16, float16 or float32"
         raise UnsupportedError(f"{asked.operator}: dtype", got=got, allowed=allowed)
+    return RowCall(x, folder, described=asked.device)
 
 
-def choose_module(call: RowCall) -> Choice | None:
-    """Return what runs on a CPU, None for a GPU."""
+def choose(call: RowCall, why: Reason, tile: str, programs: str) -> Choice:
+    """Return what runs on a CPU, or the operator's one kernel of a GPU with its tile and programs."""
     module = module_for(call.x.dtype, on_gpu=not call.on_cpu, on_cpu=call.on_cpu)
     if module == "triton_impl":
-        return None
+        kernel = f"{call.folder}/triton_impl.py: {call.folder}_kernel"
+        return RowChoice("triton", module, kernel, (why,), tile, programs)
     backend, why = _REASONS[module]
     return Choice(backend, module, f"{call.folder}/{module}.py", (why,))
-
-
-def on_gpu(call: RowCall, why: Reason, tile: str, programs: str) -> RowChoice:
-    """Return the choice of the operator's one kernel."""
-    kernel = f"{call.folder}/triton_impl.py: {call.folder}_kernel"
-    return RowChoice("triton", "triton_impl", kernel, (why,), tile, programs)

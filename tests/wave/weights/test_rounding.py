@@ -21,10 +21,11 @@ from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.wave.kernel.widen import byte_values
 from onewave.wave.plan.layout import tile_shape
 from onewave.wave.plan.program import WaveProgram
+from onewave.wave.weights.formats.row_bytes import byte_images
 from onewave.wave.weights.formats.tile_format import Tiles, UnpackedRows
 from onewave.wave.weights.pack import Weight, WeightStream
 from onewave.wave.weights.pack_impl import unpack_bytes
-from onewave.wave.weights.rounding import byte_images, paired, place_in_image, unpaired
+from onewave.wave.weights.rounding import paired, place_in_image, unpaired
 
 CPU = torch.device("cpu")
 BOTH = pytest.mark.parametrize("rounding", ROW_ROUNDINGS.values(), ids=str)

@@ -138,42 +138,53 @@ class WeightStream:
         first = weight.matrices[0]
         if any(matrix.shape != first.shape or matrix.dtype is not self.dtype for matrix in weight.matrices):
             raise ShapeError(f"weight {name!r}", got="matrices that differ", allowed="one shape and dtype")
-        start, blocks, tiles = self._grids[name]
-        rows, cols = len(first) * len(weight.matrices), first.shape[1]
-        form = self.format_of(name)
-        shape = form.shape
-        if (blocks, tiles) != (-(-rows // shape.rows), -(-cols // shape.cols)):
-            allowed = f"{blocks} x {tiles} tiles of {shape.rows} x {shape.cols}"
-            raise ShapeError(f"weight {name!r}", got=f"{rows} x {cols}", allowed=allowed)
-        places = self._places[start : start + blocks * tiles]
+        places = self._places_of(name, len(first) * len(weight.matrices), first.shape[1])
+        form, height = self.format_of(name), self.shape.rows
         if self._is_here(weight) and form.pack_by_kernel(
             self._tiles(name), places, weight.matrices, None if weight.gain is None else weight.gain.to(self.device)
         ):
-            return blocks * tiles
-        bytes_a_tile = form.working_bytes * TILE_VALUES * shape.images
-        step = max(1, _WORKING_BYTES // (bytes_a_tile * tiles))
-        for low in range(0, blocks, step):
-            high = min(blocks, low + step)
-            self._put_blocks(name, weight, places[low * tiles : high * tiles].long(), low, high)
-        return blocks * tiles
+            return len(places)
+
+        def packed(low: int, high: int) -> Tiles:
+            return form.pack(weight.block(low * height, high * height, self.device, wide=form.wide))
+
+        return self._put_blocks(name, places, packed)
 
     def put_rows(self, name: str, rows: GroupedRows) -> int:
         """Pack a matrix that is quantised already, in the form of its width; see `put`."""
         form, height = self.format_of(name), self.shape.rows
+
+        def packed(low: int, high: int) -> Tiles:
+            return form.pack_groups(rows.block(low * height, high * height))
+
+        return self._put_blocks(name, self._places_of(name, *rows.codes.shape), packed)
+
+    def _places_of(self, name: str, rows: int, cols: int) -> Tensor:
+        """A matrix's tiles in the stream, row block by row block. Raises ShapeError for another size."""
         start, blocks, tiles = self._grids[name]
-        if (blocks, tiles) != (-(-len(rows.codes) // height), -(-rows.codes.shape[1] // form.shape.cols)):
-            got = " x ".join(map(str, rows.codes.shape))
-            raise ShapeError(f"weight {name!r}", got=got, allowed=f"{blocks} x {tiles} tiles")
+        shape = self.format_of(name).shape
+        if (blocks, tiles) != (-(-rows // shape.rows), -(-cols // shape.cols)):
+            allowed = f"{blocks} x {tiles} tiles of {shape.rows} x {shape.cols}"
+            raise ShapeError(f"weight {name!r}", got=f"{rows} x {cols}", allowed=allowed)
+        return self._places[start : start + blocks * tiles]
+
+    def _put_blocks(self, name: str, places: Tensor, packed: Callable[[int, int], Tiles]) -> int:
+        """Put a matrix by plain indexing, as many row blocks at a time as working memory takes. packed: row blocks from
+        one to another. Returns the tiles."""
+        _, blocks, tiles = self._grids[name]
+        form, height, into = self.format_of(name), self.shape.rows, self._tiles(name)
         step = max(1, _WORKING_BYTES // (form.working_bytes * TILE_VALUES * form.shape.images * tiles))
         for low in range(0, blocks, step):
             high = min(blocks, low + step)
-            places = self._places[start + low * tiles : start + high * tiles].long()
-            made, into = form.pack_groups(rows.block(low * height, high * height)), self._tiles(name)
-            assert made.scales is not None
-            assert into.scales is not None
-            into.images.index_copy_(0, places, made.images)
-            into.scales[low * height : high * height] = made.scales
-        return blocks * tiles
+            made, at = packed(low, high), places[low * tiles : high * tiles].long()
+            into.images.index_copy_(0, at, made.images)
+            if made.scales is not None and into.scales is not None:
+                into.scales[low * height : high * height] = made.scales
+            if made.lists is not None and into.lists is not None:
+                into.lists.index_copy_(0, at, made.lists)
+            if made.reached is not None:
+                self.reached &= made.reached
+        return len(places)
 
     def num_blocks(self, name: str) -> int:
         """Row blocks of a matrix."""
@@ -195,19 +206,6 @@ class WeightStream:
     def _tiles(self, name: str) -> Tiles:
         """The whole stream, its scales from those of a matrix on."""
         return self.all_tiles(self.program.first_scale.get(name, 0))
-
-    def _put_blocks(self, name: str, weight: Weight, places: Tensor, low: int, high: int) -> None:
-        """Pack row blocks low to high by plain indexing. places: of their tiles."""
-        height, form = self.shape.rows, self.format_of(name)
-        rows = weight.block(low * height, high * height, self.device, wide=form.wide)
-        made, into = form.pack(rows), self._tiles(name)
-        into.images.index_copy_(0, places, made.images)
-        if made.scales is not None and into.scales is not None:
-            into.scales[low * height : high * height] = made.scales
-        if made.lists is not None and into.lists is not None:
-            into.lists.index_copy_(0, places, made.lists)
-        if made.reached is not None:
-            self.reached &= made.reached
 
     def _is_here(self, weight: Weight) -> bool:
         """Whether a kernel of the stream's GPU can read this weight."""

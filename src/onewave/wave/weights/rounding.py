@@ -4,22 +4,6 @@ import torch
 from torch import Tensor
 
 from onewave.base.weight_formats import RowRounding
-from onewave.wave.plan.layout import TileShape
-
-
-def byte_images(made: Tensor, shape: TileShape, rounding: RowRounding) -> Tensor:
-    """Lay out whole row blocks as tiles of operand A. made: uint8 [blocks * shape.rows, cols], from round_rows.
-
-    Returns uint8 [blocks * tiles, shape.images * 8192]: tile by tile along a row block, columns padded with zeros to
-    whole tiles. An image's values are in the order of place_in_image; two in sequence are a pair (see paired).
-    """
-    count, cols = made.shape
-    tiles = -(-cols // shape.cols)
-    if tiles * shape.cols != cols:
-        made = torch.nn.functional.pad(made, (0, tiles * shape.cols - cols))
-    operand = made.view(count // shape.rows, shape.rows, tiles * shape.images, shape.quarters, 128)
-    images = bytes_of_threads(operand.permute(0, 2, 3, 1, 4).reshape(-1, 64, 128))
-    return paired(images.view(-1, shape.images * 8192), rounding)
 
 
 def bytes_of_threads(operands: Tensor) -> Tensor:

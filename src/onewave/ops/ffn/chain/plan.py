@@ -10,6 +10,7 @@ warpgroups (for the slices before), counter to post or -1, the graph's task, K s
 """
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -283,10 +284,7 @@ def plan_chain(
     steps = _steps(graph, sizes, tile)
     teams = (workers - 1, workers) if streams else (workers,)
     queues, predicted = deal(ids, at.row, at.stage, steps[:, 1], teams)
-    # Planned as a ticket order, in which every dependency has its wait: a block's load warp runs ahead of its own
-    # stores, so that standing before a task in one queue is no excuse for not waiting.
-    schedule = plan(graph, ids, policy, mode=Mode.TICKET, co_resident=len(queues))
-    table = lower(verify(replace(schedule, queues=tuple(queues), mode=Mode.STATIC)))
+    table = proved(graph, ids, policy, queues)
     # The load warp waits for rows of the hidden tensor; the warpgroups, before they add, for the other slices.
     records, waits = records_of(graph, table, at.stage, steps, by_warpgroups=at.stage)
     lanes = lanes_of(queues)
@@ -294,6 +292,14 @@ def plan_chain(
     return ChainPlan(
         sizes, tile, order, policy, graph, table, records, launches, waits, table.totals.astype(np.int32), predicted
     )
+
+
+def proved(graph: TileGraph, ids: Ints, policy: str, queues: Sequence[Ints]) -> TaskTable:
+    """Prove tasks that are dealt in an order, and lower them. Raises InvalidArgumentError, UnsupportedError."""
+    # Planned as a ticket order, in which every dependency has its wait: a block's load warp runs ahead of its own
+    # stores, so that standing before a task in one queue is no excuse for not waiting.
+    schedule = plan(graph, ids, policy, mode=Mode.TICKET, co_resident=len(queues))
+    return lower(verify(replace(schedule, queues=tuple(queues), mode=Mode.STATIC)))
 
 
 def _steps(graph: TileGraph, sizes: FFNSizes, tile: ChainTile) -> Ints:

@@ -5,22 +5,18 @@ gate, up and SwiGLU; "down"; "next norm", of the residual stream with that. A bl
 rows for its norms. Both are dealt in one order, and the proof knows them as two workers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.ops.ffn.chain.plan import ChainPlan, ChainTile, band_rows, chain_order, deal, lanes_of, records_of
+from onewave.ops.ffn.chain.plan import ChainPlan, ChainTile, band_rows, chain_order, deal, lanes_of, proved, records_of
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.tiles.graph.builders import Builder, check_sizes, cuts
 from onewave.tiles.graph.graph import Tile, TileGraph
 from onewave.tiles.order.chain import coordinates, linear_extension
-from onewave.tiles.order.policies import plan
-from onewave.tiles.order.schedule import Mode
-from onewave.tiles.proof.table import lower
-from onewave.tiles.proof.verify import verify
 
 Ints = npt.NDArray[np.int64]
 
@@ -134,9 +130,7 @@ def plan_layer(
     is_norm = np.isin(at.stage, _NORMS)
     cost = np.where(is_norm, NORM_ROWS * sizes.hidden // _NORM_COLUMNS_A_STEP, depth)
     queues, predicted = deal(ids, at.row, at.stage, cost, (workers, workers), (0, 1, 0, 0, 1))
-    # As a ticket order, in which every dependency has its wait: see ffn/chain/plan.py.
-    schedule = plan(graph, ids, policy, mode=Mode.TICKET, co_resident=len(queues))
-    table = lower(verify(replace(schedule, queues=tuple(queues), mode=Mode.STATIC)))
+    table = proved(graph, ids, policy, queues)
     steps = np.stack((np.zeros_like(depth), depth), axis=1)
     records, waits = records_of(graph, table, _KINDS[at.stage], steps, np.zeros_like(depth))
     return ChainPlan(

@@ -2,7 +2,7 @@
 
 A tile of one-byte weights is one or two images of 8 KiB, side by side. An image is operand A [64, 128], two elements in
 16 bits (rounding.paired): int8 or fp8 e4m3 numbers, all exact in bfloat16 and in float16. Its layout
-(rounding.byte_images) gives a thread, by 16-byte loads without bank conflicts, the very bits of its own registers of A:
+(rounding.bytes_of_threads) gives a thread, by 16-byte loads without bank conflicts, the bits of its own registers of A:
 no value crosses threads. Widening four values takes a few instructions, up to a power of two (byte_values.py). Compact
 weights (compact.py) are thirteen words a 32 numbers; their tiles have lists of numbers that are multiplied one by one.
 

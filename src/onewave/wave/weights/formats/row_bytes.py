@@ -8,8 +8,8 @@ from torch import Tensor
 from onewave.base.rounding import restore_rows, round_rows
 from onewave.base.weight_formats import RowRounding
 from onewave.wave.plan.layout import TileShape
-from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, UnpackedRows, rows_of
-from onewave.wave.weights.rounding import byte_images, operands_of_threads, unpaired
+from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, UnpackedRows, operands_of, padded, rows_of
+from onewave.wave.weights.rounding import bytes_of_threads, operands_of_threads, paired, unpaired
 
 
 class ByteTiles(TileFormat):
@@ -45,3 +45,13 @@ class ByteTiles(TileFormat):
         from onewave.wave.weights.pack_impl import unpack_bytes
 
         unpack_bytes(tiles, places, part, self.shape, self._rounding.number)
+
+
+def byte_images(made: Tensor, shape: TileShape, rounding: RowRounding) -> Tensor:
+    """Lay out whole row blocks as tiles of operand A. made: uint8 [blocks * shape.rows, cols], from round_rows.
+
+    Returns uint8 [blocks * tiles, shape.images * 8192]: tile by tile along a row block, columns padded with zeros to
+    whole tiles. An image's values are in the order of place_in_image; two in sequence are a pair (see paired).
+    """
+    images = bytes_of_threads(operands_of(padded(made, shape), shape))
+    return paired(images.view(-1, shape.images * 8192), rounding)
