@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from onewave.gpu.descriptors import describable
 from onewave.gpu.launch import launch_kernel
 from onewave.ops.ffn.call import FFNCall
 from onewave.ops.ffn.chain.kernel import chain_kernel, started_kernel
-from onewave.ops.ffn.chain.plan import ChainPlan, ChainTile, plan_chain
+from onewave.ops.ffn.chain.plan import ChainPlan, plan_chain
 from onewave.ops.ffn.choose import ChainChoice
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.tiles.graph.builders import cuts
@@ -57,6 +57,15 @@ class _State:
                 tensor.zero_()
             for watch, workers, polls in zip(self.watches, sizes, budgets, strict=True):
                 watch.copy_(torch.from_numpy(watch_words(workers, polls, self.host.data_ptr())))
+
+
+class Launch(NamedTuple):
+    """One launch beside its operands. trace: int32, where times go. skipped: a record whose post is left out, or -1."""
+
+    state: _State
+    trace: Tensor
+    skipped: int
+    flags: dict[str, bool]
 
 
 class Chain:
@@ -142,22 +151,17 @@ class Chain:
             self._states[key] = self._new_state()
         return self._states[key]
 
-    def __call__(
-        self, x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None = None, *, keep_back: int | None = None
-    ) -> Tensor:
-        """x: [rows, hidden], up to the plan's rows. Returns [rows, out]. keep_back: a record whose post is left out.
+    def __call__(self, *operands: Any, keep_back: int | None = None) -> Any:
+        """Launch with the operands of _launch and return its result. keep_back: a record whose post is left out.
 
         Raises WaveStalled if an earlier launch has stalled.
         """
-        return self._run(x, w_up, w_down, w_gate, -1 if keep_back is None else keep_back, None)
+        return self._checked(operands, None, keep_back)
 
-    def trace(self, x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None = None) -> Trace:
+    def trace(self, *operands: Any) -> Trace:
         """Run once and return when every task waited, began and ended; waits for the device."""
-        return self._traced(lambda words: self._run(x, w_up, w_down, w_gate, -1, words))
-
-    def _traced(self, run: Callable[[Tensor], object]) -> Trace:
         words = torch.zeros(len(self.plan.records) * 4, dtype=torch.int32, device=self.device)
-        run(words)
+        self._checked(operands, words)
         torch.cuda.synchronize(self.device)
         self.check()
         number = self.plan.records[:, 11]
@@ -168,12 +172,17 @@ class Chain:
     def _box(self, tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
         return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [rows, columns], self._layout)
 
-    def _run(
-        self, x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, skipped: int, trace: Tensor | None
-    ) -> Tensor:
+    def _checked(self, operands: tuple[Any, ...], trace: Tensor | None, keep_back: int | None = None) -> Any:
         state = self._state()
         if not torch.cuda.is_current_stream_capturing():
             self._raise_if_stalled(state)
+        skipped = -1 if keep_back is None else keep_back
+        flags = {"TEST": self.test or skipped >= 0, "TRACE": trace is not None}
+        return self._launch(Launch(state, self._no_trace if trace is None else trace, skipped, flags), *operands)
+
+    def _launch(self, how: Launch, x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None = None) -> Tensor:
+        """x: [rows, hidden], up to the plan's rows. Returns [rows, out]."""
+        state = how.state
         x, w_up, w_down = describable(x), describable(w_up), describable(w_down)
         gate = w_up if w_gate is None else describable(w_gate)
         half = self.plan.tile.columns // 2
@@ -188,10 +197,9 @@ class Chain:
             launch_kernel(
                 chain_kernel, (len(self.plan.lanes[launch]),),
                 *tensors, self._records, self._lanes[launch], self._waits, self._totals, state.counters,
-                state.epochs[launch], state.watches[launch], state.started, self._no_trace if trace is None else trace,
+                state.epochs[launch], state.watches[launch], state.started, how.trace,
                 state.partials, outs, outs * cuts(self.plan.sizes.rows, self.plan.tile.rows) * self.plan.tile.rows,
-                skipped, TEST=self.test or skipped >= 0, TRACE=trace is not None, num_warps=4, **options,
-                **self._constants,
+                how.skipped, num_warps=4, **how.flags, **options, **self._constants,
             )  # fmt: skip
 
         if state.side is None:
@@ -239,8 +247,6 @@ class Chain:
         return found
 
 
-_Asked = tuple[FFNSizes, int, str, str, ChainTile | None, bool, torch.device, torch.dtype, str | None]
-"""What plan_chain takes, the device, the dtype and the activation."""
 _kept: OrderedDict[Hashable, Chain] = OrderedDict()
 _recorded: set[Chain] = set()
 _lock = threading.Lock()
@@ -251,10 +257,13 @@ def rows_planned(rows: int) -> int:
     return 64 if rows <= 64 else cuts(rows, _ROWS) * _ROWS
 
 
-def _asked(call: FFNCall, *, streams: bool, tile: ChainTile | None = None) -> _Asked:
+def _sizes(call: FFNCall) -> FFNSizes:
+    return FFNSizes(rows_planned(len(call.x)), *call.block)
+
+
+def _asked(call: FFNCall, *, streams: bool) -> Hashable:
     x = call.x
-    sizes = FFNSizes(rows_planned(len(x)), *call.block)
-    return sizes, co_resident(x.device), call.order, call.policy, tile, streams, x.device, x.dtype, call.activation
+    return _sizes(call), co_resident(x.device), call.order, call.policy, streams, x.device, x.dtype, call.activation
 
 
 _Made = TypeVar("_Made", bound=Chain)
@@ -281,16 +290,15 @@ def is_kept(asked: Hashable) -> bool:
     return asked in _kept
 
 
-def chain(call: FFNCall, *, streams: bool = False, tile: ChainTile | None = None) -> Chain:
+def chain(call: FFNCall, *, streams: bool = False) -> Chain:
     """Return the Chain for a call's sizes, kept from call to call."""
-    asked = _asked(call, streams=streams, tile=tile)
 
     def make() -> Chain:
-        sizes, workers, order, policy, tile, streams, device, dtype, activation = asked
-        plan = plan_chain(sizes, workers=workers, order=order, policy=policy, tile=tile, streams=streams)
-        return Chain(plan, device, dtype, activation=activation)
+        workers, device = co_resident(call.x.device), call.x.device
+        plan = plan_chain(_sizes(call), workers=workers, order=call.order, policy=call.policy, streams=streams)
+        return Chain(plan, device, call.x.dtype, activation=call.activation)
 
-    return keep(asked, make)
+    return keep(_asked(call, streams=streams), make)
 
 
 def is_ready(call: FFNCall, choice: ChainChoice) -> bool:

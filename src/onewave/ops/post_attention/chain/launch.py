@@ -3,17 +3,15 @@
 from collections.abc import Hashable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from onewave.gpu.descriptors import describable
 from onewave.gpu.launch import launch_kernel
-from onewave.ops.ffn.chain.launch import Chain, is_kept, keep, rows_planned
+from onewave.ops.ffn.chain.launch import Chain, Launch, is_kept, keep, rows_planned
 from onewave.ops.post_attention.call import PostAttentionCall, PostAttentionWeights
 from onewave.ops.post_attention.chain.kernel import post_attention_kernel
 from onewave.ops.post_attention.chain.plan import LayerSizes, plan_layer
 from onewave.ops.post_attention.choose import ChainChoice
-from onewave.tiles.sim.trace import Trace
 from onewave.wave.launch.launch import co_resident
 
 
@@ -22,39 +20,11 @@ class PostAttentionChain(Chain):
 
     what = "post_attention"
 
-    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride] (other operands, the same launches)
-        self,
-        attended: Tensor,
-        residual: Tensor,
-        weights: PostAttentionWeights,
-        eps: float,
-        *,
-        keep_back: int | None = None,
+    def _launch(  # pyright: ignore[reportIncompatibleMethodOverride] (other operands, the same launches)
+        self, how: Launch, attended: Tensor, residual: Tensor, weights: PostAttentionWeights, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """Return (normed, residual stream) of up to the plan's rows. keep_back: a record whose post is left out.
-
-        Raises WaveStalled if an earlier launch has stalled.
-        """
-        return self._launch(attended, residual, weights, eps, -1 if keep_back is None else keep_back, None)
-
-    def trace(  # pyright: ignore[reportIncompatibleMethodOverride] (as above)
-        self, attended: Tensor, residual: Tensor, weights: PostAttentionWeights, eps: float
-    ) -> Trace:
-        """Run once and return when every task waited, began and ended; waits for the device."""
-        return self._traced(lambda words: self._launch(attended, residual, weights, eps, -1, words))
-
-    def _launch(
-        self,
-        attended: Tensor,
-        residual: Tensor,
-        weights: PostAttentionWeights,
-        eps: float,
-        skipped: int,
-        trace: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        state = self._state()
-        if not torch.cuda.is_current_stream_capturing():
-            self._raise_if_stalled(state)
+        """Return (normed, residual stream) of up to the plan's rows."""
+        state = how.state
         attended, residual = describable(attended), residual.contiguous()
         o, gate_up, down = (describable(plain) for plain in weights.matrices)
         inner, hidden = len(gate_up) // 2, gate_up.shape[1]
@@ -69,9 +39,8 @@ class PostAttentionChain(Chain):
             box(between, 64, 64), box(between, 64, half), box(down, half, 64), box(y, 64, half),
             projected, y, residual, total, normed, following, weights.post_norm, weights.next_norm, rows, hidden, eps,
             self._records, self._lanes[0], self._waits, self._totals, state.counters, state.epochs[0],
-            state.watches[0], self._no_trace if trace is None else trace, skipped,
-            HIDDEN=hidden, TEST=self.test or skipped >= 0, TRACE=trace is not None,
-            num_warps=4, launch_cooperative_grid=True, **self._constants_of_tiles,
+            state.watches[0], how.trace, how.skipped,
+            HIDDEN=hidden, num_warps=4, launch_cooperative_grid=True, **how.flags, **self._constants_of_tiles,
         )  # fmt: skip
         return following, total
 
