@@ -29,9 +29,9 @@ from onewave.cli.bench.operators.ffn import bench_ffn
 from onewave.cli.bench.report import Results
 from onewave.cli.main import app
 from onewave.engine.load import choices as engine_options
-from onewave.engine.load import load as start_module
 from onewave.engine.load import wave as load_module
 from onewave.engine.load.options import LoadOptions
+from onewave.gpu import compile_pool
 from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import Batch
 from onewave.models.config.read import load_config
@@ -169,7 +169,7 @@ def test_a_case_that_fails_takes_no_other_with_it(failure: Exception, monkeypatc
         (engine_options, "choose_device", lambda _: torch.device("cuda")),
         (engine_options, "check_dtype_on", lambda *_: None),
         (bench_wave, "make_current", lambda _: None),
-        (start_module, "warm_up", lambda path, config, how: nullcontext(how)),
+        (compile_pool, "processes", lambda count: nullcontext()),
         (load_module, "load_streamed", lambda *_: loaded),
     ):
         monkeypatch.setattr(place, name, instead)

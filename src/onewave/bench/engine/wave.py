@@ -131,6 +131,13 @@ def keep_in(model: Llama, dtype: torch.dtype | None) -> None:
         model.kv_format = KVFormat(dtype, *scales)
 
 
+def cache_of(model: Llama, case: WaveCase) -> KVCache:
+    """Make the cache that a case is measured on: without a block table, except of 8 bits."""
+    page = case.page or 1
+    new_cache = model.new_cache if model.kv_format.dtype is model.dtype else model.new_row_cache
+    return new_cache(num_slots=case.batch, capacity=(case.context // page + 1) * page)
+
+
 @torch.inference_mode()
 def measure_wave(
     model: Llama,
@@ -163,9 +170,7 @@ def measure_wave(
     difference = self_check(model, wave, batch)
     wave.wave.check()
     config, device = model.config, model.device
-    capacity = context + 1 if page is None else (context // page + 1) * page
-    new_cache = model.new_row_cache if in_bytes else model.new_cache
-    kv = new_cache(num_slots=batch, capacity=capacity)
+    kv = cache_of(model, case)
     for cache in (*kv.k, *kv.v):
         # Numbers of about 1 times the scale that the model was given.
         cache.copy_(torch.randn(cache.shape, device=device, dtype=model.dtype) * (_SPREAD if in_bytes else 1))

@@ -1,6 +1,7 @@
 """Measure the parts that models/profile.py predicts: a prompt's operators one by one, a decode step from its trace."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,8 +13,8 @@ from onewave.base.settings import Settings
 from onewave.base.weight_formats import find_format
 from onewave.bench.clock import recorded, time_calls
 from onewave.bench.energy import BoardEnergy, measure_energy
-from onewave.bench.engine.wave import traced_step
-from onewave.engine.load.load import warm_up
+from onewave.bench.engine.ahead import make_ready
+from onewave.bench.engine.wave import WaveCase, traced_step
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.sketches import sketch
 from onewave.engine.load.streamed import StreamedModel
@@ -134,9 +135,16 @@ def load_step(
     if not runs_as_wave(model, config, batch, device):
         return None
     how = _options(batch, context, weights, device)
-    location = resolve(model, Settings.from_env(), load_format="dummy")
-    with warm_up("wave", config, how) as warm:
-        return load_streamed(location, config, warm)
+    return load_streamed(resolve(model, Settings.from_env(), load_format="dummy"), config, how)
+
+
+def make_steps_ready(
+    config: ModelConfig, batches: Sequence[int], context: int, weights: str, device: torch.device,
+    pool: ProcessPoolExecutor | None,
+) -> None:  # fmt: skip
+    """Plan and compile what measuring decode steps launches, in the pool's processes; see load_step."""
+    for batch in batches:
+        make_ready(config, _options(batch, context, weights, device), [WaveCase(batch, context, traced=True)], pool)
 
 
 def blank_step(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,8 @@ from onewave.cli.output import amount, percent, show, table, write_file
 from onewave.cli.tiles.options import WeightFormat, weight_bytes_of
 
 if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
+
     import torch
     from rich.table import Table
 
@@ -118,30 +121,43 @@ def profile(
     prompts = [count for count in numbers("--tokens", tokens) if count]
     batches = [count for count in numbers("--batch-size", batch_size) if count]
     device = None if gpu is not None else _device()
-    known = _known_gpu(device) if device is not None else find_gpu("H200" if gpu is None else gpu)
     asked = {"--counters": counters, "--energy": energy, "--dispatch": dispatch is not None}
     for name in (name for name, given in asked.items() if given and device is None):
         raise UnsupportedError(name, got="no GPU" if gpu is None else f"--gpu {gpu}", allowed="on a CUDA GPU")
     if cluster > 1 and dispatch is None:
         raise InvalidArgumentError("--cluster", got=str(cluster), allowed="with --dispatch")
-    predictor = Predictor(config, known, width)
     cases = [(PREFILL, rows, 0) for rows in prompts] + [(DECODE, rows, context) for rows in batches]
-    # First, as they may be refused.
-    counted = _counted(model, config, device, cases, weight_format) if counters and device is not None else {}
-    title = f"{model} on {known.name}, {'measured' if device is not None else 'PREDICTED, not measured'}"
     rows: list[Row] = []
-    for case in cases:
-        phase, rows_of, before = case
-        found = None if device is None else _measured(model, config, device, case, weight_format, reps, energy)
-        show_progress(f"predicting {phase} of {rows_of}")
-        predicted, shown = predictor.seconds(phase, rows_of, before), len(rows)
-        for part in parts(config, phase, rows_of, before, weight_bytes=2 if phase == PREFILL else width):
-            seconds, guess = None if found is None else found.seconds.get(part.name), predicted.get(part.name, 0.0)
-            spent = found.energy if found is not None and part.name == STEP else None
-            read = counted.get((phase, rows_of, part.name))
-            rows.append(Row(part, guess, seconds, read, spent, verdict(part, seconds or guess or 1e-9, known)))
-        if device is not None and not as_json:
-            show(_table(f"{title}, {phase} of {rows_of}", rows[shown:]))
+    with _processes(device) as pool:  # before this process uses the GPU
+        known = _known_gpu(device) if device is not None else find_gpu("H200" if gpu is None else gpu)
+        title = f"{model} on {known.name}, {'measured' if device is not None else 'PREDICTED, not measured'}"
+        predictor = Predictor(config, known, width)
+        # A step's takes seconds of a CPU.
+        guesses = {} if pool is None else {case: pool.submit(predictor.seconds, *case) for case in cases}
+        counted: dict[tuple[str, int, str], Counters] = {}
+        if device is not None:
+            from onewave.bench.profile.counters import Counted, count
+            from onewave.bench.profile.measure import make_steps_ready, runs_as_wave
+
+            steps = [batch for batch in batches if runs_as_wave(model, config, batch, device)]
+            show_status("compiling for decode steps")
+            make_steps_ready(config, steps, context, weight_format, device, pool)
+            if counters and (prompts or steps):  # first, as they may be refused
+                show_status("reading counters")
+                counted = count(Counted(model, prompts, steps, context, weight_format), show=show_status)
+        for case in cases:
+            phase, rows_of, before = case
+            found = None if device is None else _measured(model, config, device, case, weight_format, reps, energy)
+            show_progress(f"predicting {phase} of {rows_of}")
+            predicted = guesses[case].result() if case in guesses else predictor.seconds(*case)
+            shown = len(rows)
+            for part in parts(config, phase, rows_of, before, weight_bytes=2 if phase == PREFILL else width):
+                seconds, guess = None if found is None else found.seconds.get(part.name), predicted.get(part.name, 0.0)
+                spent = found.energy if found is not None and part.name == STEP else None
+                read = counted.get((phase, rows_of, part.name))
+                rows.append(Row(part, guess, seconds, read, spent, verdict(part, seconds or guess or 1e-9, known)))
+            if device is not None and not as_json:
+                show(_table(f"{title}, {phase} of {rows_of}", rows[shown:]))
     if roofline is not None:
         from onewave.models.roofline import roofline as drawn
 
@@ -190,18 +206,14 @@ def _known_gpu(device: torch.device) -> GPU:
     return replace(known, sms=num_sms(device))
 
 
-def _counted(
-    model: str, config: ModelConfig, device: torch.device, cases: list[tuple[str, int, int]], weight_format: str
-) -> dict[tuple[str, int, str], Counters]:
-    from onewave.bench.profile.counters import Counted, count
-    from onewave.bench.profile.measure import runs_as_wave
-    from onewave.models.profile import DECODE, PREFILL
+def _processes(device: torch.device | None) -> AbstractContextManager[ProcessPoolExecutor | None]:
+    """Processes that plan, predict and compile, where something is measured."""
+    if device is None:
+        return nullcontext()
+    from onewave.bench.engine.ahead import PROCESSES
+    from onewave.gpu.compile_pool import processes
 
-    show_status("reading counters")
-    tokens = [rows for phase, rows, _ in cases if phase == PREFILL]
-    steps = [rows for phase, rows, _ in cases if phase == DECODE and runs_as_wave(model, config, rows, device)]
-    before = max((context for _, _, context in cases), default=0)
-    return count(Counted(model, tokens, steps, before, weight_format), show=show_status) if tokens or steps else {}
+    return processes(PROCESSES)
 
 
 def _measured(

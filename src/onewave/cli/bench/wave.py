@@ -104,6 +104,7 @@ def wave(
     batches, contexts = numbers("--batch-size", batch_size, 1), numbers("--context", context)
     chosen = "dummy" if dummy else load_format
     from onewave.bench.ceilings import read_bandwidth
+    from onewave.bench.engine.ahead import PROCESSES, make_ready
     from onewave.bench.engine.random_codes import Q4_K_M, q4_k_m
     from onewave.bench.engine.wave import WaveCase, keep_in, measure_wave
     from onewave.engine.load.checkpoint import load_model
@@ -114,8 +115,8 @@ def wave(
         choose_kv_dtype,
         choose_weight_format,
     )
-    from onewave.engine.load.load import warm_up
     from onewave.engine.load.options import LoadOptions
+    from onewave.gpu.compile_pool import processes
     from onewave.memory.shortage import is_out_of_memory
     from onewave.models.config.read import load_config
     from onewave.models.llama_plan import unsupported_because
@@ -135,52 +136,58 @@ def wave(
     kind, kv_dtype = choose_dtype(dtype, config, where), choose_kv_dtype(kv_cache_dtype, where)
     most = max(contexts) + 1
     plain: Llama | None = None
-    ceiling: Ceiling | None = None
     notes: list[str] = []
     traced = None
     failed: OnewaveError | None = None
     shown = _Shown(out, where, f"{location.name}, {name_of(kind)} on {where}", (location.name, name_of(kind)))
-    try:
-        for batch in batches:
-            network = stream = None  # a stream is packed for its batch, and is the model's only copy
-            if quantization == Q4_K_M:
-                weight_format: WeightFormat | None = q4_k_m(config)
-            else:
-                weight_format = choose_weight_format(quantization, compact, dtype=kind, decode="wave")
-            how = LoadOptions(
-                dtype=kind,
-                device=where,
-                max_num_seqs=batch,
-                max_model_len=max(most, 64),
-                cache_dir=settings.cache_dir,
-                load_format=chosen,
-                weight_format=weight_format,
-                insists=bool(compact),
-            )
-            with phases_told(show_status), warm_up("wave", config, how) as warm:
-                make_current(where)  # which uses the GPU
-                if ceiling is None:
-                    show_status("measuring the read ceiling")
-                    ceiling = read_bandwidth(where)
-                show_status(f"loading {location.name} for {batch} at once")
-                if weight_format is None:
-                    plain = network = plain or load_model(location, config, warm)
+    with processes(PROCESSES) as pool:  # before this process uses the GPU
+        make_current(where)
+        show_status("measuring the read ceiling")
+        ceiling = read_bandwidth(where)
+        try:
+            for batch in batches:
+                network = stream = None  # a stream is packed for its batch, and is the model's only copy
+                if quantization == Q4_K_M:
+                    weight_format: WeightFormat | None = q4_k_m(config)
                 else:
-                    network, stream = _load(location, config, warm, notes)
-            keep_in(network, kv_dtype)
-            for length in contexts:
-                case = WaveCase(batch, length, page_size, compiled=torch_compile, traced=trace is not None)
-                add = partial(shown.add, ceiling)
-                _, traced = measure_wave(
-                    network, case, reps=reps, stream=stream, show=show_status, report=notes.append, measured=add
+                    weight_format = choose_weight_format(quantization, compact, dtype=kind, decode="wave")
+                how = LoadOptions(
+                    dtype=kind,
+                    device=where,
+                    max_num_seqs=batch,
+                    max_model_len=max(most, 64),
+                    cache_dir=settings.cache_dir,
+                    load_format=chosen,
+                    weight_format=weight_format,
+                    insists=bool(compact),
+                    kv_dtype=kv_dtype,
                 )
-    except (OnewaveError, RuntimeError, MemoryError) as error:
-        if not isinstance(error, OnewaveError) and not is_out_of_memory(error):
-            raise
-        failed = error if isinstance(error, OnewaveError) else CapacityError("bench wave", got="no memory for a case")
+                cases = [
+                    WaveCase(batch, length, page_size, compiled=torch_compile, traced=trace is not None)
+                    for length in contexts
+                ]
+                show_status(f"planning and compiling for {batch} at once")
+                make_ready(config, how, cases, pool)
+                show_status(f"loading {location.name} for {batch} at once")
+                with phases_told(show_status):
+                    if weight_format is None:
+                        plain = network = plain or load_model(location, config, how)
+                    else:
+                        network, stream = _load(location, config, how, notes)
+                keep_in(network, kv_dtype)
+                add = partial(shown.add, ceiling)
+                for case in cases:
+                    _, traced = measure_wave(
+                        network, case, reps=reps, stream=stream, show=show_status, report=notes.append, measured=add
+                    )
+        except (OnewaveError, RuntimeError, MemoryError) as error:
+            if not isinstance(error, OnewaveError) and not is_out_of_memory(error):
+                raise
+            failed = (
+                error if isinstance(error, OnewaveError) else CapacityError("bench wave", got="no memory for a case")
+            )
     # What was measured before is shown first.
-    if ceiling is None or (failed is not None and not shown.steps):
-        assert failed is not None
+    if failed is not None and not shown.steps:
         raise failed
     parts: list[Table | str] = [ceiling_line(ceiling, 0), *notes]
     if traced is not None and trace is not None:
