@@ -195,6 +195,19 @@ def test_tokens_that_only_the_config_describes_are_added(tmp_path: Path) -> None
     assert without.encode("<b>") == without.encode("<b>", allow_special=False)
 
 
+def test_old_files_beside_add_their_tokens_and_lists_name_control_tokens(tmp_path: Path) -> None:
+    size = open_directory(byte_level_directory(tmp_path, QWEN2_WORDS)).vocab_size
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<a>": size, "<b>": size + 1, "<late>": size + 9}))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": ["<b>", "th", "no"]}))
+    ours = open_directory(tmp_path)
+    assert ours.encode("<a><b>", add_special_tokens=False) == [size, size + 1]
+    assert ours.decode([size, size + 1]) == "<a>"
+    assert ours.vocab_size == size + 2
+    (th,) = ours.encode("th", add_special_tokens=False)
+    assert th in ours.special_ids
+    assert ours.special_ids.isdisjoint(ours.encode("the <b>", allow_special=False))
+
+
 WHITESPACE = pre_tokenizers.Whitespace()
 WITHOUT_UNKNOWN: dict[str, Any] = {
     "byte pairs": models.BPE({"a": 0, "b": 1}, [], unk_token="<unk>"),
@@ -301,12 +314,14 @@ def test_tokens_that_the_config_names_beside_the_usual_are_seen_by_templates_and
     assert sum(i in ours.special_ids for i in ours.encode_chat(talk)) == 1
 
 
-def test_truncation_and_padding_written_in_the_file_are_not_applied(tmp_path: Path) -> None:
+def test_what_a_tokenizers_training_left_in_the_file_is_not_applied(tmp_path: Path) -> None:
     path = byte_level_directory(tmp_path, QWEN2_WORDS) / "tokenizer.json"
+    ids = open_directory(tmp_path).encode("one two three four five six")
     state = json.loads(path.read_text(encoding="utf-8"))
+    state["model"]["dropout"] = 1.0
     state["truncation"] = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
     path.write_text(json.dumps(state), encoding="utf-8")
-    assert len(open_directory(tmp_path).encode("one two three four five six")) > 3
+    assert open_directory(tmp_path).encode("one two three four five six") == ids
 
 
 def refusal(directory: Path) -> str:
@@ -319,6 +334,8 @@ def refusal(directory: Path) -> str:
 
 def test_a_directory_without_tokenizer_says_that_token_ids_still_work(tmp_path: Path) -> None:
     assert "missing. Text can't be encoded without it; generation from token ids still works." in refusal(tmp_path)
+    (tmp_path / "vocab.json").touch()
+    assert "There is a vocab.json; transformers converts it" in refusal(tmp_path)
     (tmp_path / "tokenizer.model").touch()
     assert "There is a tokenizer.model; transformers" in refusal(tmp_path)
     assert f"AutoTokenizer.from_pretrained('{tmp_path}').save_pretrained('{tmp_path}')" in refusal(tmp_path)

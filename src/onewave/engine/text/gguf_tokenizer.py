@@ -160,7 +160,7 @@ def gguf_tokenizer_parts(metadata: Mapping[str, Any], origin: str) -> TokenizerP
     Raises TokenizerError for an unknown tokenizer model or pre-tokenizer, and for missing or inconsistent arrays.
     """
     model = metadata.get("tokenizer.ggml.model")
-    if model is None:
+    if model in (None, "none", "no_vocab"):
         raise TokenizerError(f"{origin}: tokenizer.ggml.model", got="missing", next="This file carries no tokenizer.")
     if model not in ("gpt2", "llama"):
         raise TokenizerError(

@@ -2,12 +2,13 @@
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 
 from onewave.base.errors import TokenizerError, shown
 from onewave.base.json_files import read_json_object
@@ -32,7 +33,8 @@ def hf_tokenizer_parts(directory: Path) -> TokenizerParts:
     tokens; added_tokens_decoder; its flags count before tokenizer.json's (as in transformers), though a token that
     either calls special is a control token; add_bos_token and add_eos_token, asked only where tokenizer.json has no
     post-processor (transformers 5 lets that file decide, too); chat_template as a string or a list of named ones.
-    chat_template.jinja and additional_chat_templates/*.jinja override those. generation_config.json (else config.json):
+    chat_template.jinja and additional_chat_templates/*.jinja override those. added_tokens.json: where there is no
+    added_tokens_decoder, tokens that tokenizer.json does not list. generation_config.json (else config.json):
     the ids that end an answer. All but the first are optional. Raises TokenizerError naming the file that is missing or
     malformed.
     """
@@ -40,8 +42,9 @@ def hf_tokenizer_parts(directory: Path) -> TokenizerParts:
     config = _read_object(directory / "tokenizer_config.json")
     named = _special_tokens(directory, config)
     with backend_call(str(directory / "tokenizer.json"), "adding tokens"):
-        _add_described(backend, config, directory)
-        _mark_named(backend, named)
+        others = _listed(directory, config)
+        _add_described(backend, _described(backend, config, directory, {*named.values(), *others}), directory)
+        _mark_named(backend, named, others)
         added = tuple(
             AddedPiece(t.content, i, special=t.special, lstrip=t.lstrip, rstrip=t.rstrip, single_word=t.single_word)
             for i, t in sorted(backend.get_added_tokens_decoder().items())
@@ -70,9 +73,12 @@ def _read_backend(directory: Path) -> Backend:
     path = directory / "tokenizer.json"
     if not _is_file(path):
         advice = "Text can't be encoded without it; generation from token ids still works."
-        if _is_file(directory / "tokenizer.model"):
-            call = f"AutoTokenizer.from_pretrained({str(directory)!r}).save_pretrained({str(directory)!r})"
-            advice = f"There is a tokenizer.model; transformers (with sentencepiece and protobuf) converts it: {call}"
+        sources = {"tokenizer.model": "transformers (with sentencepiece and protobuf)", "vocab.json": "transformers"}
+        for name, tool in sources.items():
+            if _is_file(directory / name):
+                call = f"AutoTokenizer.from_pretrained({str(directory)!r}).save_pretrained({str(directory)!r})"
+                advice = f"There is a {name}; {tool} converts it: {call}"
+                break
         raise TokenizerError(str(path), got="missing", next=advice)
     with backend_call(str(path), "loading"):
         try:
@@ -81,6 +87,8 @@ def _read_backend(directory: Path) -> Backend:
             raise TokenizerError(str(path), got=f"not a tokenizer ({error})", next="Fetch the file again.") from error
         backend.no_truncation()
         backend.no_padding()
+        if isinstance(backend.model, BPE) and backend.model.dropout:  # for training: it makes encoding random
+            backend.model.dropout = None
     return backend
 
 
@@ -127,13 +135,23 @@ def _unicode(text: str, what: str) -> str:
     return text
 
 
-def _add_described(backend: Backend, config: Mapping[str, Any], directory: Path) -> None:
+def _described(backend: Backend, config: Mapping[str, Any], directory: Path, special: Container[str]) -> object:
+    """added_tokens_decoder, or what stood for it before: added_tokens.json has texts and ids."""
+    entries: object = config.get("added_tokens_decoder")
+    if entries:
+        return entries
+    listed = {token.content for token in backend.get_added_tokens_decoder().values()}
+    ids = _read_object(directory / "added_tokens.json")
+    new = {text: i for text, i in ids.items() if type(i) is int and i >= 0 and text not in listed}
+    return {str(i): {"content": text, "special": text in special} for text, i in new.items()}
+
+
+def _add_described(backend: Backend, entries: object, directory: Path) -> None:
     """Give the tokens of added_tokens_decoder the flags written there, and add those that tokenizer.json lacks.
 
     One that would not get the id written there is left out: its text stays text.
     """
     what = f"{directory / 'tokenizer_config.json'}: added_tokens_decoder"
-    entries: object = config.get("added_tokens_decoder") or {}
     if not isinstance(entries, dict):
         raise TokenizerError(what, got=type(entries).__name__, allowed="an object")
     listed = {token.content: token for token in backend.get_added_tokens_decoder().values()}
@@ -166,8 +184,22 @@ def _add_described(backend: Backend, config: Mapping[str, Any], directory: Path)
     backend.add_tokens(kept)  # pyright: ignore[reportUnknownMemberType]
 
 
-def _mark_named(backend: Backend, named: Mapping[str, str]) -> None:
-    """Make control tokens of the named tokens that the vocabulary has and tokenizer.json forgot to list as such."""
+def _listed(directory: Path, config: Mapping[str, Any]) -> list[str]:
+    """The texts in lists of further special tokens."""
+    found: list[str] = []
+    for source in (config, _read_object(directory / "special_tokens_map.json")):
+        for name in ("additional_special_tokens", "extra_special_tokens"):
+            given: object = source.get(name)
+            for value in cast("list[object]", given) if isinstance(given, list) else []:
+                text = cast("dict[str, object]", value).get("content") if isinstance(value, dict) else value
+                if isinstance(text, str) and text:
+                    found.append(_unicode(text, f"{directory}: {name}"))
+    return found
+
+
+def _mark_named(backend: Backend, named: Mapping[str, str], others: Iterable[str]) -> None:
+    """Make control tokens of the named tokens that the vocabulary has and tokenizer.json forgot to list as such, and of
+    others that it does not list at all."""
     listed = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     forgotten: list[AddedToken] = []
     for text in dict.fromkeys(named.values()):
@@ -177,6 +209,10 @@ def _mark_named(backend: Backend, named: Mapping[str, str]) -> None:
         elif token is not None and not token.special:
             token.special = True
             forgotten.append(token)
+    known = {token.content for token in forgotten} | listed.keys()
+    for text in dict.fromkeys(others):
+        if text not in known and backend.token_to_id(text) is not None:
+            forgotten.append(AddedToken(text, special=True, normalized=False))
     backend.add_special_tokens(forgotten)  # pyright: ignore[reportUnknownMemberType]
 
 

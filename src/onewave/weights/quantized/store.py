@@ -61,7 +61,8 @@ class QuantizedStore:
         """Take the parts of one packing's matrices out of the tensors."""
         names = NAMES[scheme.packing]
         ending = f".{names.main}"
-        for name in [name for name in tensors if name.endswith(ending) and tensors[name].dtype in _CODES]:
+        own = names.main != "weight"
+        for name in [name for name in tensors if name.endswith(ending) and (own or tensors[name].dtype in _CODES)]:
             module = name.removesuffix(ending)
             parts = {
                 part: tensors.pop(f"{module}.{part}")
