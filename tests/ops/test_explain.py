@@ -218,7 +218,7 @@ def test_the_linear_kernel_named_is_the_one_that_suits():
             ("decode_attention", Q, CACHE),
             {"device": "cuda:sm_90", "dtype": "fp32"},
             UnsupportedError,
-            "dtype of q: torch.float32; allowed: bfloat16, float16",
+            "dtype of q: torch.float32 on cuda sm_90; allowed: bfloat16, float16",
         ),
         (("decode_attention", Q, CACHE), {"device": "cuda:sm_80", "kv_dtype": "fp8"}, UnsupportedError, "sm_89"),
         (("masked_multihead_attention", (2, 12, 64), CACHE), {"backend": "cpu"}, InvalidArgumentError, "reference"),

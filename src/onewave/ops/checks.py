@@ -145,10 +145,11 @@ def one_device(operator: str, first: Tensor, others: Iterable[Tensor | None]) ->
             raise UnsupportedError(f"{operator}: devices", got=got, allowed="one device")
 
 
-def dtype(operator: str, name: str, dtype: object, allowed: Collection[torch.dtype]) -> None:
-    """Raise UnsupportedError for another dtype, or what is none."""
+def dtype(operator: str, name: str, dtype: object, allowed: Collection[torch.dtype], where: Call | None = None) -> None:
+    """Raise UnsupportedError for another dtype, or what is none. where: a call whose device decides what is allowed."""
     if dtype not in allowed:
-        raise UnsupportedError(f"{operator}: {name}", got=shown(dtype), allowed=names_of(allowed))
+        got = shown(dtype) if where is None else f"{shown(dtype)} on {where.where}"
+        raise UnsupportedError(f"{operator}: {name}", got=got, allowed=names_of(allowed))
 
 
 def shape(operator: str, name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:

@@ -185,8 +185,8 @@ class Asked:
         """Whether the call has such a tensor or number."""
         return self.options.get(option) is not None
 
-    def number(self, option: str, default: int) -> int:
-        """Return a count that an option gives."""
+    def number(self, option: str, default: int | None = None) -> Any:
+        """Return a count that an option gives, or the default."""
         given = self.options.get(option)
         return default if given is None else int(given)
 

@@ -124,7 +124,7 @@ def test_the_backend_named_for_a_cpu_is_the_one_that_runs(monkeypatch, name, sha
     ("question", "options", "error", "says"),
     [
         (("append_kv", (2, 96), KV), {"dtype": "fp32"}, UnsupportedError, "float32 on cuda"),
-        (("append_kv", (2, 96), KV), {"dtype": "int8"}, UnsupportedError, "dtype: torch.int8"),
+        (("append_kv", (2, 96), KV), {"dtype": "int8"}, UnsupportedError, "dtype of qkv: torch.int8"),
         (("append_kv", (2, 42), (2, 2, 8, 7)), {}, UnsupportedError, "head_dim: 7"),
         (("append_kv", (2, 96), KV), {"backend": "cpu"}, UnsupportedError, "backend=cpu"),
         (("append_kv", (2, 96), KV), {"block_table": 3}, InvalidArgumentError, "rows, blocks a row"),
@@ -147,7 +147,7 @@ def test_the_backend_named_for_a_cpu_is_the_one_that_runs(monkeypatch, name, sha
             "q: torch.float64",
         ),
         (("attention_varlen", (6, 3, 20), (6, 3, 20)), {}, UnsupportedError, "head_dim: 20"),
-        (("attention", Q, KV), {"dtype": "fp32", "backend": "reference"}, UnsupportedError, "float16, bfloat16"),
+        (("attention", Q, KV), {"dtype": "fp32", "backend": "reference"}, UnsupportedError, "bfloat16, float16"),
         (("attention", Q, KV), {"backend": "torch", "bias": True, "causal": True}, UnsupportedError, "float bias"),
         (("attention", Q, KV), {"bias": "nonsense"}, UnsupportedError, "bias: 'nonsense'"),
         (("decode_attention", (2, 4, 1, 16), KV), {"v_scale": True}, InvalidArgumentError, "both or none"),

@@ -77,7 +77,7 @@ def _check_heads(call: AppendCall) -> None:
             allowed=f"[tokens, {width}], query heads a multiple of {num_kv_heads}",
         )
     checks.head_dim(_NAME, head_dim, on_cpu=not call.on_gpu, least=8)
-    checks.dtype(_NAME, "dtype of qkv", qkv.dtype, checks.HALVES if call.on_gpu else checks.FLOATS)
+    checks.dtype(_NAME, "dtype of qkv", qkv.dtype, checks.HALVES if call.on_gpu else checks.FLOATS, call)
     checks.dtype(_NAME, "cache dtype", k_cache.dtype, (qkv.dtype, *_QUANTISED))
 
 

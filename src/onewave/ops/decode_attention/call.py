@@ -34,13 +34,13 @@ class Projection(NamedTuple):
     A row of length t has its new token appended at t; rows of negative length and finished ones are skipped.
     """
 
-    bias: Tensor | None
-    src_mask: Tensor | None
-    finished: Tensor | None
-    rotary: Tensor | None
-    qkv_out_scale: Tensor | None
-    out_shift: Tensor | None
-    out_smooth: Tensor | None
+    bias: Tensor | None = None
+    src_mask: Tensor | None = None
+    finished: Tensor | None = None
+    rotary: Tensor | None = None
+    qkv_out_scale: Tensor | None = None
+    out_shift: Tensor | None = None
+    out_smooth: Tensor | None = None
     interleaved: bool = False
     out_scale: float | None = None
     half_away: bool = False
@@ -190,7 +190,7 @@ def _check_operands(call: DecodeCall) -> CacheShape:
         )
     checks.head_dim(_NAME, head_dim, on_cpu=not call.on_gpu, least=8)
     checks.last_axis(_NAME, "q", q)
-    checks.dtype(_NAME, "dtype of q", q.dtype, checks.HALVES if call.on_gpu else checks.FLOATS)
+    checks.dtype(_NAME, "dtype of q", q.dtype, checks.HALVES if call.on_gpu else checks.FLOATS, call)
     checks.dtype(_NAME, "cache dtype", k_cache.dtype, (q.dtype, torch.int8, torch.float8_e4m3fn))
     checks.form(_NAME, "seq_lens", call.seq_lens, checks.WHOLE, (rows,))
     return shape

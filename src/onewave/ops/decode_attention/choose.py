@@ -186,7 +186,7 @@ def describe(asked: Asked) -> DecodeCall:
     options |= {"softcap": 1.0} if options.get("softcap") is True else {}
     call = DecodeCall(
         queries, k, v, empty_on_meta(q[:1], torch.int32), table_of(asked), **scales, sinks=sinks, **options,
-        wants_lse=bool(asked.options.get("return_lse")), row_keys=row_keys_of(asked), described=asked.device,
+        wants_lse=bool(asked.options.get("return_lse")), row_keys=asked.number("seq_len"), described=asked.device,
     )  # fmt: skip
     check(call, queries, None)
     return call.with_plain_numbers()
@@ -196,11 +196,6 @@ def caches_of(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tenso
     """Return keys and values, by the keys' shape alone; packed: [.., head_dim / x, capacity, x]."""
     values = shape if len(shape) == 4 else (shape[0], shape[1], shape[3], shape[2] * shape[4])
     return empty_on_meta(shape, dtype), empty_on_meta(values, dtype)
-
-
-def row_keys_of(asked: Asked) -> int | None:
-    """Return explain's option seq_len."""
-    return int(asked.options["seq_len"]) if asked.has("seq_len") else None
 
 
 def table_of(asked: Asked) -> Tensor | None:

@@ -229,5 +229,4 @@ def describe(asked: Asked) -> FFNCall:
     check_dtype(asked.dtype, on_gpu=not asked.on_cpu)
     rows = given.view(math.prod(x[:-1]), x[-1])
     gate = w_up if asked.options.get("gated") else None
-    workers = int(asked.options["workers"]) if asked.has("workers") else None
-    return FFNCall(rows, w_up, w_down, gate, **choices, workers=workers, described=asked.device)
+    return FFNCall(rows, w_up, w_down, gate, **choices, workers=asked.number("workers"), described=asked.device)

@@ -103,13 +103,17 @@ class BlockEmitter(Emitter):
         return self.b.bitcast(self.b.or_(self.b.bitcast(magnitude, WORDS), sign), FLOATS)
 
 
-_Chunks = Iterator[tuple[list[Group], _Values]]
+_Chunks = Callable[[BlockEmitter, Any], Iterator[tuple[list[Group], _Values]]]
 
 
-def _one(e: BlockEmitter, base, values: _Values, *, shifted: bool = False) -> _Chunks:
-    """A block of 32 columns that begins with its scale, and, where shifted, its offset."""
-    scale = e.half(base, 0)
-    yield [Group((scale, scale), e.half(base, 2) if shifted else None)], values
+def _one(values: Callable[..., _Values], *numbers: int, shifted: bool = False) -> _Chunks:
+    """A block of 32 columns that begins with its scale, and, where shifted, its offset. numbers: of `values`."""
+
+    def chunks(e: BlockEmitter, base):
+        scale = e.half(base, 0)
+        yield [Group((scale, scale), e.half(base, 2) if shifted else None)], values(e, base, *numbers)
+
+    return chunks
 
 
 def _nibbles(e: BlockEmitter, base, start: int, middle: int) -> _Values:
@@ -132,24 +136,9 @@ def _fives(e: BlockEmitter, base, start: int, middle: int) -> _Values:
                 yield 0, at, value
 
 
-def _q4_0(e: BlockEmitter, base) -> _Chunks:
-    return _one(e, base, _nibbles(e, base, 2, 8))
-
-
-def _q4_1(e: BlockEmitter, base) -> _Chunks:
-    return _one(e, base, _nibbles(e, base, 4, 0), shifted=True)
-
-
-def _q5_0(e: BlockEmitter, base) -> _Chunks:
-    return _one(e, base, _fives(e, base, 2, 16))
-
-
-def _q5_1(e: BlockEmitter, base) -> _Chunks:
-    return _one(e, base, _fives(e, base, 4, 0), shifted=True)
-
-
-def _q8_0(e: BlockEmitter, base) -> _Chunks:
-    return _one(e, base, ((0, column, e.number(e.signed_byte(base, 2 + column))) for column in range(32)))
+def _signed(e: BlockEmitter, base, start: int) -> _Values:
+    for column in range(32):
+        yield 0, column, e.number(e.signed_byte(base, start + column))
 
 
 def _k_groups(e: BlockEmitter, base) -> list[Group]:
@@ -168,16 +157,16 @@ def _k_groups(e: BlockEmitter, base) -> list[Group]:
     return groups
 
 
-def _fours(e: BlockEmitter, base, start: int) -> _Values:
+def _k_fours(e: BlockEmitter, base, chunk: int) -> _Values:
     """64 columns in 32 bytes: low nibbles, then high ones."""
     for column in range(32):
-        packed = e.byte(base, start + column)
+        packed = e.byte(base, 16 + 32 * chunk + column)
         for group in range(2):
             yield group, column, e.number(e.bits(packed, 4 * group, 4))
 
 
 def _k_fives(e: BlockEmitter, base, chunk: int) -> _Values:
-    """As _fours, with the fifth bits of all eight groups in 32 bytes."""
+    """As _k_fours, with the fifth bits of all eight groups in 32 bytes."""
     for first in range(0, 32, 4):
         packed, fifth = e.quad(base, 48 + 32 * chunk + first), e.quad(base, 16 + first)
         for group in range(2):
@@ -186,16 +175,15 @@ def _k_fives(e: BlockEmitter, base, chunk: int) -> _Values:
                 yield group, column, value
 
 
-def _q4_k(e: BlockEmitter, base) -> _Chunks:
-    groups = _k_groups(e, base)
-    for chunk in range(4):
-        yield groups[2 * chunk : 2 * chunk + 2], _fours(e, base, 16 + 32 * chunk)
+def _k(values: Callable[[BlockEmitter, Any, int], _Values]) -> _Chunks:
+    """Eight groups of K-quants in four chunks."""
 
+    def chunks(e: BlockEmitter, base):
+        groups = _k_groups(e, base)
+        for chunk in range(4):
+            yield groups[2 * chunk : 2 * chunk + 2], values(e, base, chunk)
 
-def _q5_k(e: BlockEmitter, base) -> _Chunks:
-    groups = _k_groups(e, base)
-    for chunk in range(4):
-        yield groups[2 * chunk : 2 * chunk + 2], _k_fives(e, base, chunk)
+    return chunks
 
 
 def _sixes(e: BlockEmitter, base, half: int) -> _Values:
@@ -210,7 +198,7 @@ def _sixes(e: BlockEmitter, base, half: int) -> _Values:
                 yield group, column, value
 
 
-def _q6_k(e: BlockEmitter, base) -> _Chunks:
+def _q6_k(e: BlockEmitter, base):
     d = e.half(base, 0)
     for half in range(2):
         steps = [e.b.fmul(d, e.number(e.signed_byte(base, 2 + 8 * half + place))) for place in range(8)]
@@ -218,27 +206,24 @@ def _q6_k(e: BlockEmitter, base) -> _Chunks:
         yield groups, _sixes(e, base, half)
 
 
-def _g4z(e: BlockEmitter, base) -> _Chunks:
+def _g4z(e: BlockEmitter, base):
     scale = e.half(base, 0)
     shift = e.b.fneg(e.b.fmul(scale, e.number(e.byte(base, 2))))
     yield [Group((scale, scale), shift)], _nibbles(e, base, 3, 0)
 
 
-def _g8(e: BlockEmitter, base) -> _Chunks:
+def _g8(e: BlockEmitter, base):
     scale, shift = (e.load(base, 4 * place * LANES, FLOATS, 4) for place in range(2))
-    yield (
-        [Group((scale, scale), shift)],
-        ((0, column, e.number(e.signed_byte(base, 8 + column))) for column in range(32)),
-    )
+    yield [Group((scale, scale), shift)], _signed(e, base, 8)
 
 
-def _gf8(e: BlockEmitter, base) -> _Chunks:
+def _gf8(e: BlockEmitter, base):
     scale = e.load(base, 0, FLOATS, 4)
     yield [Group((scale, scale))], ((0, column, e.e4m3(e.byte(base, 4 + column))) for column in range(32))
 
 
-def _dense(weight: Callable[[BlockEmitter, Any, int], Any]) -> Callable[[BlockEmitter, Any], _Chunks]:
-    def chunks(e: BlockEmitter, base) -> _Chunks:
+def _dense(weight: Callable[[BlockEmitter, Any, int], Any]) -> _Chunks:
+    def chunks(e: BlockEmitter, base):
         yield [Group(None)], ((0, column, weight(e, base, column)) for column in range(32))
 
     return chunks
@@ -249,14 +234,14 @@ def _bf16(e: BlockEmitter, base, column: int):
     return e.b.bitcast(e.b.shl(raw, e.splat(16)), FLOATS)
 
 
-CHUNKS: dict[str, Callable[[BlockEmitter, Any], _Chunks]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
+CHUNKS: dict[str, _Chunks] = {
+    "Q4_0": _one(_nibbles, 2, 8),
+    "Q4_1": _one(_nibbles, 4, 0, shifted=True),
+    "Q5_0": _one(_fives, 2, 16),
+    "Q5_1": _one(_fives, 4, 0, shifted=True),
+    "Q8_0": _one(_signed, 2),
+    "Q4_K": _k(_k_fours),
+    "Q5_K": _k(_k_fives),
     "Q6_K": _q6_k,
     "G4Z": _g4z,
     "G8": _g8,

@@ -77,10 +77,7 @@ def _num_heads(qkv: Tensor, num_kv_heads: int, head_dim: int) -> int:
 
 def _check_dtypes(call: MaskedCall) -> None:
     qkv, cache_v, qkv_out_scale = call.qkv, call.cache_v, call.fused.qkv_out_scale
-    allowed = checks.HALVES if call.on_gpu else _CPU_DTYPES
-    if cache_v.dtype not in allowed:
-        got = f"{cache_v.dtype} on {call.where}"
-        raise UnsupportedError(f"{_NAME}: cache dtype", got=got, allowed=checks.names_of(allowed))
+    checks.dtype(_NAME, "cache dtype", cache_v.dtype, checks.HALVES if call.on_gpu else _CPU_DTYPES, call)
     checks.dtype(_NAME, "dtype of qkv", qkv.dtype, (cache_v.dtype, torch.int32))
     if (qkv.dtype is torch.int32) != (qkv_out_scale is not None):
         raise InvalidArgumentError(

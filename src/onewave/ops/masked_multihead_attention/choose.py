@@ -5,7 +5,7 @@ import torch
 from onewave.ops import checks
 from onewave.ops.choice import Asked, Choice, because, empty_on_meta
 from onewave.ops.decode_attention.call import Projection
-from onewave.ops.decode_attention.choose import caches_of, row_keys_of
+from onewave.ops.decode_attention.choose import caches_of
 from onewave.ops.decode_attention.choose import choose as choose_decode
 from onewave.ops.masked_multihead_attention.call import MaskedCall
 from onewave.ops.masked_multihead_attention.checks import as_heads, check, result_dtype
@@ -41,15 +41,14 @@ def describe(asked: Asked) -> MaskedCall:
     x = as_heads(given, keys, values)
     out_scale = options.get("out_scale")
     fused = Projection(
-        bias=None, src_mask=None, finished=None, rotary=None,
-        qkv_out_scale=empty_on_meta(x.shape[1:], torch.float32) if scaled else None, out_shift=None, out_smooth=None,
-        interleaved=interleaved, out_scale=1.0 if out_scale is True else out_scale, half_away=half_away,
+        qkv_out_scale=empty_on_meta(x.shape[1:], torch.float32) if scaled else None, interleaved=interleaved,
+        out_scale=1.0 if out_scale is True else out_scale, half_away=half_away,
         max_bound=options.get("quant_max_bound", 127.0), min_bound=options.get("quant_min_bound", -127.0),
     )  # fmt: skip
     lengths = empty_on_meta(qkv[:1], torch.int32)
     call = MaskedCall(
         x, keys, values, lengths, fused, **asked.given("steps_per_block", "scale", "backend"),
-        row_keys=row_keys_of(asked), described=asked.device,
+        row_keys=asked.number("seq_len"), described=asked.device,
     )  # fmt: skip
     check(call)
     result_dtype(call, given, options.get("dtype"), None)

@@ -133,9 +133,10 @@ def describe(asked: Asked) -> PostAttentionCall:
     norm = empty_on_meta((len(o),), asked.dtype)
     choices = {"order": "auto", "policy": "auto", "backend": "auto"}
     choices |= asked.given(*choices)
-    workers = int(asked.options["workers"]) if asked.has("workers") else None
     weights = PostAttentionWeights(o, norm, gate_up, down, norm)
     eps = asked.options.get("eps", 1e-5)
-    call = PostAttentionCall(attended, residual, weights, eps, **choices, workers=workers, described=asked.device)
+    call = PostAttentionCall(
+        attended, residual, weights, eps, **choices, workers=asked.number("workers"), described=asked.device
+    )
     check(call)
     return call

@@ -20,7 +20,7 @@ NO_WINDOW = 1 << 30
 MAX_REGISTERS = 255
 # Keys that one instruction asks for where they lie side by side.
 _KEYS_AT_ONCE = 8
-_NO_PROJECTION = Projection(None, None, None, None, None, None, None, max_bound=0.0, min_bound=0.0)
+_NO_PROJECTION = Projection(max_bound=0.0, min_bound=0.0)
 # A tile, and those that are loaded ahead.
 _MAX_KEYS_PAST = 1024
 
