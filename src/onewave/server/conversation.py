@@ -10,7 +10,7 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.engine.params import SamplingParams
 from onewave.engine.text.conversations import ChatLayout, is_template
 from onewave.server.answers.described import describe_tools
-from onewave.server.answers.plan import Wanted, plan_answer
+from onewave.server.answers.plan import Function, Wanted, arguments_form, plan_answer
 from onewave.server.served import Served
 from onewave.server.turn import Turn
 
@@ -46,12 +46,25 @@ async def turn_of(served: Served, talk: Talk, request_id: str) -> Turn:
         compile_form = served.engine.llm.compile_form
         if talk.wanted.form is not None:  # alone: an error names what the caller wrote
             grammar = await asyncio.to_thread(compile_form, talk.wanted.form)
-        grammar = await asyncio.to_thread(compile_form, plan.form)
+        try:
+            grammar = await asyncio.to_thread(compile_form, plan.form)
+        except InvalidArgumentError:
+            for function in talk.wanted.functions:
+                await asyncio.to_thread(_check_arguments, served, function)
+            raise
         params = replace(params, structured_outputs=plan.form)
     if talk.shows_control is None and plan.shows_control:
         params = replace(params, skip_special_tokens=False)
     job = job._replace(params=params, grammar=grammar, priority=talk.priority, cache_salt=talk.cache_salt)
     return Turn(job, request_id, plan.make_reader)
+
+
+def _check_arguments(served: Served, function: Function) -> None:
+    """Raise InvalidArgumentError, with the function's name, for parameters that have no grammar."""
+    try:
+        served.engine.llm.compile_form(arguments_form(function))
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError("tools", got=f"{function.name!r}: {error.got}") from error
 
 
 async def count_tokens(served: Served, talk: Talk) -> int:

@@ -70,6 +70,15 @@ def plan_answer(style: AnswerStyle, prompt: str, wanted: Wanted, begun: str = ""
     return AnswerPlan(_grammar(style, thought, wanted, form), make, shows_control)
 
 
+def arguments_form(function: Function) -> StructuredOutputsParams:
+    """The form of a function's arguments alone."""
+    return StructuredOutputsParams(grammar=f"start: arguments\n{_arguments('arguments', function)}")
+
+
+def _arguments(name: str, function: Function) -> str:
+    return json_rule(name, {"type": "object", **(function.parameters or {})}, lenient=not function.strict)
+
+
 def _with_thoughts(marks: Marks, make: Callable[[], AnswerReader], thought: Thought) -> AnswerReader:
     return ReasoningReader(marks, make(), thought)
 
@@ -170,8 +179,7 @@ class _Rules:
                 key = "parameters" if form == "llama3_json" else "arguments"
                 opening, end = literal(f'{{"name": {name}, "{key}": '), '"}"'
             self.found.append(f"call_{i}: {begin}{opening} arguments_{i} {end}\n")
-            schema = {"type": "object", **(function.parameters or {})}
-            self.found.append(json_rule(f"arguments_{i}", schema, lenient=not function.strict))
+            self.found.append(_arguments(f"arguments_{i}", function))
         self.found.append(f"call: {' | '.join(f'call_{i}' for i in range(len(wanted.functions)))}\n")
 
     def _mark(self, text: str) -> str:

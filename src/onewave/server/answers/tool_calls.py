@@ -5,6 +5,7 @@ are written. Text that begins like a call and turns out to be none is content; a
 can't be read ends the call.
 """
 
+import json
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ class ToolReader:
         self._unsure: str = ""
         self._given, self._marked = False, True
         self._num_calls = 0
+        self._arguments = ""  # of the last call that was not passed over
 
     @property
     def has_calls(self) -> bool:
@@ -98,8 +100,8 @@ class ToolReader:
         return piece
 
     def finish_reason(self, reason: str) -> str:
-        """`tool_calls` for an answer that ended with calls of its own accord."""
-        return "tool_calls" if reason == "stop" and self.has_calls else reason
+        """`tool_calls` for an answer that ended with a call whose arguments are whole."""
+        return "tool_calls" if reason == "stop" and self.has_calls and _is_json(self._arguments) else reason
 
     def _read_content(self, last: bool) -> Piece:
         begun, form = self._held.lstrip(), self._form
@@ -187,8 +189,11 @@ class ToolReader:
         if scanner.ended or scanner.failed:
             self._where, self._unsure = "between", ""
             self._at_start, self._after_call = False, True
-        passed_over = self._one_call and self._num_calls > 1
-        return Piece() if passed_over else Piece(calls=parts)
+        if self._one_call and self._num_calls > 1:
+            return Piece()
+        for part in parts:
+            self._arguments = part.arguments if part.name is not None else self._arguments + part.arguments
+        return Piece(calls=parts)
 
     def _give_up(self) -> Piece:
         """It was no call: all of it is content, as is what follows up to a mark."""
@@ -205,3 +210,11 @@ class ToolReader:
         if (self._where == "call" and self._given) or not text.strip(self._form.between):
             return Piece()
         return self._give_up() + Piece(self._held)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, shown
 from onewave.engine.grammar.params import StructuredOutputsParams
 from onewave.server.answers.plan import Function, Wanted
 
@@ -27,6 +27,11 @@ class Tools:
         names = [function.name for function in self.functions]
         if len(set(names)) < len(names):
             raise InvalidArgumentError("tools", got="two functions of one name", allowed="a name once")
+        for function in self.functions:
+            kind = (function.parameters or {}).get("type", "object")
+            if kind != "object":
+                got = f"{function.name!r} with parameters of type {shown(kind)}"
+                raise InvalidArgumentError("tools", got=got, allowed="type object")
         asked = [*(self.allowed or ()), *(() if self.named is None else (self.named,))]
         if not names and (self.choice == "required" or asked):
             raise InvalidArgumentError("tool_choice", got="given without tools", allowed="with tools")
