@@ -77,6 +77,24 @@ def test_events_come_in_order_and_are_sent_again(router: Router) -> None:
     publisher.close()
 
 
+def test_an_asker_that_reads_late_misses_nothing(router: Router) -> None:
+    publisher = KvEventPublisher(router.events, replay=router.replay, topic="kv")
+    router.asker.setsockopt(zmq.RCVHWM, 1)
+    batch = msgpack.packb([0.0, [bytes(1 << 14)], 0])
+    publisher._kept.extend((number.to_bytes(8, "big"), batch) for number in range(1500))  # pyright: ignore[reportPrivateUsage]
+    router.asker.connect(router.replay)
+    router.asker.send_multipart((b"", bytes(8)))
+    other = Router(Path(router.replay.removeprefix("ipc://")).parent)
+    while not other.since(1499):  # asked behind the first, and so answered once all has been sent
+        pass
+    found = list[bytes]()
+    while len(found) <= 1500 and router.asker.poll(10_000):
+        found.append(router.asker.recv_multipart()[1])
+    other.context.destroy(linger=0)
+    publisher.close()
+    assert found == [*(number.to_bytes(8, "big") for number in range(1500)), b"\xff" * 8]
+
+
 def test_what_an_engine_caches_is_what_a_router_learns(router: Router, tmp_path: Path) -> None:
     publisher = KvEventPublisher(router.events, replay=router.replay, topic="kv")
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)

@@ -86,6 +86,8 @@ class KvEventPublisher:
 
     def _open(self, name: str, kind: int, endpoint: str, *, binds: bool) -> Any:
         made = self._context.socket(kind)
+        if kind == self._zmq.ROUTER:  # else it drops, without a word, what an asker is slow to read
+            made.setsockopt(self._zmq.SNDHWM, 0)
         try:
             (made.bind if binds else made.connect)(endpoint)
         except self._zmq.ZMQError as error:
