@@ -1,5 +1,7 @@
 """/metrics: what requests leave there, under either prefix."""
 
+import json
+import socket
 import threading
 from collections.abc import Iterator
 from itertools import count
@@ -80,7 +82,10 @@ def test_requests_are_counted_under_vllm_s_names(llm: LLM, vllm: bool, stream: b
     assert found[f"{prefix}inter_token_latency_seconds_bucket", "+Inf"] == 24
 
 
-def test_a_request_whose_client_leaves_is_counted_as_aborted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_whose_client_leaves_is_counted_as_aborted_with_its_tokens(
+    llm: LLM, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, left, steps = llm.runner.decode, threading.Event(), count()
 
     def decode(*given: Any) -> Any:
@@ -89,12 +94,19 @@ def test_a_request_whose_client_leaves_is_counted_as_aborted(llm: LLM, monkeypat
 
     monkeypatch.setattr(llm.runner, "decode", decode)
     with serve_in_thread(llm, ServeOptions(model_names=(NAME,))) as serving:
-        body = {"prompt": "abcd", "max_tokens": 400, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", serving.url + "/v1/completions", json=body, timeout=60) as answer:
-            next(answer.iter_lines())
+        before = values(serving)
+        sent = json.dumps({"prompt": "abcd", "max_tokens": 400, "ignore_eos": True, "stream": stream}).encode()
+        host, _, port = serving.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+            client.sendall(b"content-length: %d\r\n\r\n%b" % (len(sent), sent))
+            while values(serving)["onewave:generation_tokens_total", ""] < 3:
+                pass
         while serving.served.engine.num_requests:
             pass
         left.set()
-        while not (ended := values(serving).get(("onewave:request_success_total", "abort"))):
+        while not (found := values(serving)).get(("onewave:request_success_total", "abort")):
             pass
-        assert ended == 1
+    assert found["onewave:request_success_total", "abort"] == 1
+    assert found["onewave:prompt_tokens_total", ""] - before["onewave:prompt_tokens_total", ""] == 4
+    assert found["onewave:generation_tokens_total", ""] >= 3

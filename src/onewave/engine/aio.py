@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import reduce
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from onewave.base.errors import BusyError, InvalidArgumentError, StoppingError, shown
 from onewave.engine.arguments import whole
@@ -52,6 +53,18 @@ class Limits:
             raise InvalidArgumentError("step_seconds", got=str(self.step_seconds), allowed="a number above 0")
 
 
+class Totals(NamedTuple):
+    """Tokens of requests: of prompts that have run, of those found in the cache, and generated."""
+
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+
+    def plus(self, other: Totals) -> Totals:
+        """Both."""
+        return Totals(*map(int.__add__, self, other))
+
+
 class AsyncLLM:
     """An LLM's requests as asynchronous iterators. Its methods are called on an event loop.
 
@@ -62,6 +75,7 @@ class AsyncLLM:
         self.llm, self.limits = llm, limits or Limits()
         self._hub: _Hub | None = None
         self._streams: set[_Stream] = set()
+        self._ended = Totals()
         self._stopping = False
         self._idle: asyncio.Event | None = None
         self._watchdog: asyncio.Task[None] | None = None
@@ -75,6 +89,11 @@ class AsyncLLM:
     def num_requests(self) -> int:
         """Requests that wait or run."""
         return len(self._streams)
+
+    @property
+    def totals(self) -> Totals:
+        """Tokens so far, of requests that run and of those that were given up too."""
+        return reduce(Totals.plus, (stream.totals for stream in self._streams), self._ended)
 
     @property
     def stopping(self) -> bool:
@@ -222,6 +241,7 @@ class AsyncLLM:
         if not stream.ended:
             # Behind the job that begins it, so that there is something to end.
             self.llm.run_between_steps(stream.abort)
+        self._ended = self._ended.plus(stream.totals)
         self._streams.discard(stream)
         if not self._streams:
             if self._idle is not None:
@@ -298,6 +318,15 @@ class _Stream:
     def name(self) -> str:
         """How the log calls it."""
         return self._request_id or (self._request.request_id if self._request else "(waiting)")
+
+    @property
+    def totals(self) -> Totals:
+        """Its tokens so far."""
+        request = self._request
+        generated = 0 if request is None else sum(len(sample.token_ids) for sample in request.samples)
+        if request is None or not generated:
+            return Totals()
+        return Totals(len(request.prompt_token_ids), request.num_cached_tokens or 0, generated)
 
     def begin(self, made: Request | BaseException) -> None:
         """Take the request, or what kept it from being made. In the engine's thread."""

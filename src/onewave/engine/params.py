@@ -190,8 +190,8 @@ def _biases(value: object) -> dict[int, float] | None:
         raise InvalidArgumentError("logit_bias", got=shown(value), allowed="a mapping from token id to a finite number")
     biases: dict[int, float] = {}
     for key, bias in cast("Mapping[object, object]", value).items():
-        is_number = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < _MAX_DIGITS
-        token_id = whole("logit_bias token id", int(key) if is_number else key, 0, _MAX)
+        written = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < _MAX_DIGITS
+        token_id = whole("logit_bias token id", int(cast("str", key)) if written else key, 0, _MAX)
         finite = "a finite number, in float32"
         number = _number(f"logit_bias[{token_id}]", bias, -_LARGEST, _LARGEST, finite)
         if token_id in biases:

@@ -23,7 +23,7 @@ def make_app(served: Served) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        reporting = asyncio.create_task(report(served.engine, served.metrics))
+        reporting = asyncio.create_task(report(served.engine))
         yield
         reporting.cancel()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, cast
 
@@ -33,15 +32,6 @@ _WHOLE = (
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-@dataclass
-class Totals:
-    """Tokens since the start."""
-
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    cached_tokens: int = 0
-
-
 class Buckets:
     """A histogram that every token passes through: counted here, and made Prometheus' own when it is read."""
 
@@ -61,12 +51,12 @@ class Buckets:
 
 
 class Metrics:
-    """All metrics of one engine, set on the event loop. totals, between (seconds from token to token): of every token;
-    first: seconds to a request's first one."""
+    """All metrics of one engine, set on the event loop. between: seconds from token to token. first: seconds to a
+    request's first one."""
 
     def __init__(self, engine: AsyncLLM, model_name: str, *, vllm_names: bool) -> None:
         self._engine = engine
-        self.totals, self.between = Totals(), Buckets(_BETWEEN_TOKENS)
+        self.between = Buckets(_BETWEEN_TOKENS)
         self._registry = CollectorRegistry()
         self._prefix = "vllm:" if vllm_names else "onewave:"
         self._labels = {"model_name": model_name, "engine": "0"}
@@ -98,18 +88,18 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """What is counted here, as Prometheus' registry asks for it."""
         names, values = list(self._labels), list(self._labels.values())
-        totals, load = self.totals, self._engine.llm.load or EngineLoad()
+        totals, load = self._engine.totals, self._engine.llm.load or EngineLoad()
         for kind, name, what, value in (
-            (CounterMetricFamily, "prompt_tokens", "Prompt tokens.", totals.prompt_tokens),
-            (CounterMetricFamily, "generation_tokens", "Generated tokens.", totals.generated_tokens),
+            (CounterMetricFamily, "prompt_tokens", "Prompt tokens.", totals.prompt),
+            (CounterMetricFamily, "generation_tokens", "Generated tokens.", totals.generated),
             (
                 CounterMetricFamily,
                 "prefix_cache_queries",
                 "Prompt tokens looked for in the cache.",
-                totals.prompt_tokens,
+                totals.prompt,
             ),
-            (CounterMetricFamily, "prefix_cache_hits", "Those that were there.", totals.cached_tokens),
-            (CounterMetricFamily, "prompt_tokens_cached", "Prompt tokens that did not run.", totals.cached_tokens),
+            (CounterMetricFamily, "prefix_cache_hits", "Those that were there.", totals.cached),
+            (CounterMetricFamily, "prompt_tokens_cached", "Prompt tokens that did not run.", totals.cached),
             (CounterMetricFamily, "num_preemptions", "Sequences that gave way to others.", load.num_preempted),
             (CounterMetricFamily, "decode_steps", "Steps in which sequences decoded.", load.decode_steps),
             (GaugeMetricFamily, "num_requests_running", "Sequences that run.", load.num_running),
@@ -128,8 +118,8 @@ class Metrics:
         family = GaugeMetricFamily(self._prefix + "cache_config_info", "The KV cache.", labels=[*names, *facts])
         family.add_metric([*values, *facts.values()], 1)
         yield family
-        computed = totals.prompt_tokens - totals.cached_tokens
-        sources = {"local_compute": computed, "local_cache_hit": totals.cached_tokens, "external_kv_transfer": 0}
+        computed = totals.prompt - totals.cached
+        sources = {"local_compute": computed, "local_cache_hit": totals.cached, "external_kv_transfer": 0}
         name, what = "prompt_tokens_by_source", "Prompt tokens, by where their keys and values came from."
         by_source = CounterMetricFamily(self._prefix + name, what, labels=[*names, "source"])
         for source, count in sources.items():
@@ -222,8 +212,6 @@ class RequestWatch:
         begun = len(counts) - before
         later = new - begun
         if self._newest is None:
-            metrics.totals.prompt_tokens += times.num_prompt_tokens
-            metrics.totals.cached_tokens += result.num_cached_tokens or 0
             if times.time_to_first_token is not None:
                 metrics.first.observe(times.time_to_first_token)
             if later > 0 and times.tokens_per_second:  # an answer that comes whole
@@ -231,7 +219,6 @@ class RequestWatch:
         elif later > 0:
             # Samples of one request come side by side; a slow reader's step holds several tokens of each.
             metrics.between.add((now - self._last) * min(1.0, len(result.outputs) / new), later)
-        metrics.totals.generated_tokens += new
         self._num_tokens, self._last, self._newest = self._num_tokens + new, now, result
 
     def end(self) -> None:

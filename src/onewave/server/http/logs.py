@@ -5,11 +5,9 @@ import json
 import logging
 import sys
 import time
-from dataclasses import replace
 from typing import Any
 
 from onewave.engine.aio import AsyncLLM
-from onewave.server.metrics import Metrics
 
 _log = logging.getLogger("onewave.server")
 _SECONDS = 5.0
@@ -43,16 +41,13 @@ class JsonLines(logging.Formatter):
         return json.dumps(fields, default=str)
 
 
-async def report(engine: AsyncLLM, metrics: Metrics) -> None:
+async def report(engine: AsyncLLM) -> None:
     """Log a line every five seconds in which something ran, for as long as the task lives."""
-    before, at = replace(metrics.totals), time.monotonic()
+    before, at = engine.totals, time.monotonic()
     while True:
         await asyncio.sleep(_SECONDS)
-        totals, now = replace(metrics.totals), time.monotonic()
-        prompt, generated = (
-            totals.prompt_tokens - before.prompt_tokens,
-            totals.generated_tokens - before.generated_tokens,
-        )
+        totals, now = engine.totals, time.monotonic()
+        prompt, generated = totals.prompt - before.prompt, totals.generated - before.generated
         if engine.num_requests or generated:
             rates = prompt / (now - at), generated / (now - at)
             more = {"requests": engine.num_requests, "prompt_tokens": prompt, "generated_tokens": generated}
