@@ -51,7 +51,7 @@ def _follow(found: Schema) -> None:
     for bound, exclusive, least, nearer in _BOUNDS:
         given, is_exclusive = found.get(bound, least), found.get(exclusive)
         excluded = given if is_exclusive is True else is_exclusive
-        if excluded == 0 and excluded is not False and isinstance(given, (int, float)):
+        if not isinstance(excluded, bool) and excluded == 0 and isinstance(given, (int, float)):
             found[bound] = nearer(given, least)
 
 
