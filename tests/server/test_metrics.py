@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
