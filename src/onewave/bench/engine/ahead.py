@@ -26,6 +26,7 @@ from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.decode_wave import DecodeWave
 from onewave.ops.warm import side_by_side
+from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights.pack import WeightStream
 
 if TYPE_CHECKING:
@@ -62,10 +63,13 @@ def make_ready(
             planning.result()
 
 
-def launches_of_cases(config: ModelConfig, options: LoadOptions, cases: Sequence[WaveCase]) -> list[Launch]:
-    """Return what measuring the cases launches beside a load, on a model of zeros and nowhere."""
+def launches_of_cases(
+    config: ModelConfig, options: LoadOptions, cases: Sequence[WaveCase], program: WaveProgram | None = None
+) -> list[Launch]:
+    """Return what measuring the cases launches beside a load, on a model of zeros and nowhere. program: the step's;
+    None: the engine's own."""
     with launches_nowhere() as found:
-        stream = sketches.blank_stream(config, options, None)
+        stream = sketches.blank_stream(config, options, program)
         for case in cases:
             _launch(config, options, case, stream)
     return found

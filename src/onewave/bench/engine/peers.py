@@ -101,8 +101,8 @@ def compare(
             except _Absent as error:
                 results[name] = PeerResult(name, absent=str(error))
         for number, prompt in enumerate(prompts):
+            show(f"{', '.join(runners)}: round {number + 1} of {len(prompts)}")
             for name, worker in list(runners.items()):
-                show(f"{name}: round {number + 1} of {len(prompts)}")
                 try:
                     worker.run(prompt, job.output_tokens, keep=number > 0)
                 except _Absent as error:

@@ -53,6 +53,7 @@ def _time_plans(
 ) -> None:
     """pool: proves the plans and compiles their kernels."""
     from onewave.bench.ceilings import read_bandwidth
+    from onewave.bench.engine.ahead import launches_of_cases
     from onewave.bench.engine.plans import OWN, ProvedPlan, measure_plans, prove_and_predict, rank_correlation
     from onewave.bench.engine.wave import WaveCase
     from onewave.engine.load.checkpoint import open_parts
@@ -98,8 +99,10 @@ def _time_plans(
 
     with ThreadPoolExecutor(len(jobs)) as threads:
         proved = dict(zip(jobs, threads.map(made, jobs.values()), strict=True))
+    case = WaveCase(first.batch, context, traced=trace is not None)
     with compile_in(pool):
         launches = [each for plan in proved.values() for each in launches_of_load(config, how, plan.program)]
+        launches += [each for plan in proved.values() for each in launches_of_cases(config, how, [case], plan.program)]
         ready = {f"{at}": partial(compile_ahead, one) for at, one in enumerate(distinct(launches))}
         side_by_side(ready, where, len(ready))
     show_status("measuring the read ceiling")
@@ -109,7 +112,6 @@ def _time_plans(
         with open_parts(location, config, how) as parts:
             return stream_model(parts, config, program, how)
 
-    case = WaveCase(first.batch, context, traced=trace is not None)
     results, traces = measure_plans(load, proved, case, rounds=call.params["reps"], show=show_status)
     for number, (name, traced) in enumerate(traces.items()):
         if trace is not None:

@@ -269,6 +269,7 @@ def _ffn(config: ModelConfig, gpu: GPU, device: torch.device | None, reps: int) 
             if device is not None:
                 from onewave.bench.profile.measure import measure_tile
 
+                show_status(f"measuring the feed-forward product {name} by tiles of {side}")
                 seconds = measure_tile(tile, _FFN_ROWS, rows, cols, device, reps=reps)
                 times["measured_us"] = None if seconds is None else seconds * 1e6
             found.append(sizes | counts | times)
@@ -286,6 +287,7 @@ def _stairs(config: ModelConfig, gpu: GPU, device: torch.device | None, reps: in
             from onewave.bench.clock import time_calls
             from onewave.ops.linear import linear
 
+            show_status("measuring the staircase")
             x, weight = (torch.randn(n, cols, device=device, dtype=torch.bfloat16) for n in (tokens, rows))
             with torch.inference_mode():
                 measured = time_calls([lambda x=x, weight=weight: linear(x, weight)], device, reps=reps).p50 * 1e6

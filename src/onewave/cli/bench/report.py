@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Reps = Annotated[int, typer.Option("--reps", min=1, help="Measured repetitions.")]
 # Behind a stage: which repetition of it runs.
-_REPETITION = re.compile(r"[:,]? (repetition )?\d+ of \d+$")
+_REPETITION = re.compile(r"[:,]? (\w+ )?\d+ of \d+$")
 # Columns on the left are at least as wide as most of what stands in them, others as most numbers.
 _LEFT_WIDTH, _WIDTH = 22, 8
 
