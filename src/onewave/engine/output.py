@@ -1,13 +1,12 @@
 """What a caller gets back, shaped like vLLM's results."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort"]
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(NamedTuple):
     """One token's natural-log probability, its rank from 1 and its text ("" without a tokenizer)."""
 
     logprob: float

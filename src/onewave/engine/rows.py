@@ -28,9 +28,9 @@ def sample_of(sequence: Scheduled) -> Sample:
 def sampler_row(sequence: Scheduled) -> SamplerRow:
     """Return what samples a sequence's next token."""
     sample = sample_of(sequence)
-    banned = tuple(sample.request.end_ids)
+    request = sample.request
     return SamplerRow(
-        sequence.slot_now, sample.request.params, sample.key, sequence.launched, banned, sample.grammar
+        sequence.slot_now, request.params, sample.key, sequence.launched, request.end_ids, sample.grammar
     )  # fmt: skip
 
 

@@ -6,10 +6,10 @@ as device tensors, so that a step of greedy rows is one argmax and no step reads
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -45,8 +45,7 @@ class TokenMask(Protocol):
     def fill(self, words: NDArray[np.int32]) -> None: ...
 
 
-@dataclass(frozen=True)
-class SamplerRow:
+class SamplerRow(NamedTuple):
     """One row of the batch: its slot, its random stream and the step it is at (tokens launched so far).
 
     banned_ids: ids that may not come before min_tokens. mask: what its grammar allows.
@@ -56,7 +55,7 @@ class SamplerRow:
     params: SamplingParams
     key: int
     step: int
-    banned_ids: tuple[int, ...]
+    banned_ids: Collection[int]
     mask: TokenMask | None = None
 
 
@@ -102,11 +101,16 @@ class Sampler:
             return
         in_prompt, counts = map(_array, self.seen())
         in_prompt[slot] = False
-        in_prompt[slot, _array(torch.tensor(prompt_token_ids, dtype=torch.int64).to(self.device))] = True
+        in_prompt[slot, self.send(prompt_token_ids, torch.int64)] = True
         counts[slot] = 0
         if output_ids:
             generated = torch.tensor(output_ids, dtype=torch.int64).bincount(minlength=self.vocab_size)
-            counts[slot] = _array(generated.int().to(self.device))
+            counts[slot] = _array(generated.int().to(self.device, non_blocking=True))
+
+    def send(self, values: object, dtype: torch.dtype) -> Any:
+        """Values on the device. From pageable memory the driver copies before it returns: the source may go, and the
+        host need not wait."""
+        return _array(torch.tensor(values, dtype=dtype).to(self.device, non_blocking=True))
 
     def seen(self) -> tuple[Tensor, Tensor]:
         """(in_prompt, counts)."""
@@ -231,10 +235,6 @@ class SamplingPlan:
             self._uniforms = torch.from_numpy(block.T.copy()).to(self._device, non_blocking=True)  # pyright: ignore[reportUnknownMemberType]
         return self._uniforms[column]
 
-    def _send(self, values: object, dtype: torch.dtype) -> Any:
-        # From pageable memory the driver copies before it returns, so the source may go and the host need not wait.
-        return _array(torch.tensor(values, dtype=dtype).to(self._device, non_blocking=True))
-
     def _build_biases(self) -> None:
         triples = [
             (i, token_id, bias)
@@ -245,18 +245,22 @@ class SamplingPlan:
         if triples:
             rows, ids, values = zip(*triples, strict=True)
             long = torch.int64
-            self._biases = self._send(rows, long), self._send(ids, long), self._send(values, torch.float32)
+            self._biases = (
+                self._sampler.send(rows, long),
+                self._sampler.send(ids, long),
+                self._sampler.send(values, torch.float32),
+            )
 
     def _build_penalties(self) -> None:
         chosen = [(i, row.slot, row.params) for i, row in enumerate(self._rows) if row.params.has_penalties]
         self._penalties: tuple[Any, Any, Any, Any, Any] | None = None
         if chosen:
             self._penalties = (
-                self._send([i for i, _, _ in chosen], torch.int64),
-                self._send([slot for _, slot, _ in chosen], torch.int64),
-                self._send([params.repetition_penalty for _, _, params in chosen], torch.float32),
-                self._send([params.presence_penalty for _, _, params in chosen], torch.float32),
-                self._send([params.frequency_penalty for _, _, params in chosen], torch.float32),
+                self._sampler.send([i for i, _, _ in chosen], torch.int64),
+                self._sampler.send([slot for _, slot, _ in chosen], torch.int64),
+                self._sampler.send([params.repetition_penalty for _, _, params in chosen], torch.float32),
+                self._sampler.send([params.presence_penalty for _, _, params in chosen], torch.float32),
+                self._sampler.send([params.frequency_penalty for _, _, params in chosen], torch.float32),
             )
 
     def _build_masks(self) -> None:
@@ -266,7 +270,7 @@ class SamplingPlan:
             size = (len(found), self._masks[0].num_words)
             self._words = torch.empty(size, dtype=torch.int32, pin_memory=self._device.type == "cuda")
             every = len(found) == len(self._rows)
-            self._masked_rows: Any = None if every else self._send([i for i, _ in found], torch.int64)
+            self._masked_rows: Any = None if every else self._sampler.send([i for i, _ in found], torch.int64)
 
     def _build_bans(self) -> None:
         """Ban what may not end a row yet; the bans hold until one of them is over."""
@@ -278,7 +282,7 @@ class SamplingPlan:
             self._next_ban_end = min(left[i] for i in active)
             pairs = [(i, token_id) for i in active for token_id in self._rows[i].banned_ids]
             rows, ids = zip(*pairs, strict=True)
-            self._bans = self._send(rows, torch.int64), self._send(ids, torch.int64)
+            self._bans = self._sampler.send(rows, torch.int64), self._sampler.send(ids, torch.int64)
 
 
 def _array(tensor: Tensor) -> Any:

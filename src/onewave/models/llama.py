@@ -328,9 +328,10 @@ class Reads(NamedTuple):
         table, chunks = kv.block_table, batch.chunks
         if in_place:
             used = max(-(-chunk.end // kv.block_size) for chunk in chunks)
-            blocks = kv.table_of(torch.tensor([chunk.slot for chunk in chunks], device=lengths.device))[:, :used]
+            slots = torch.tensor([chunk.slot for chunk in chunks]).to(lengths.device, non_blocking=True)
             of_each = [chunk.length for chunk in chunks], [chunk.end for chunk in chunks]
-            starts = torch.tensor([[0, *accumulate(each)] for each in of_each], dtype=torch.int32).to(lengths.device)
+            words = torch.tensor([[0, *accumulate(each)] for each in of_each], dtype=torch.int32)
+            blocks, starts = kv.table_of(slots)[:, :used], words.to(lengths.device, non_blocking=True)
             return cls(blocks.int(), lengths, (starts[0], starts[1]))
         if table is None:
             return cls(batch.slots, lengths, chunks=tuple(chunk.slot for chunk in chunks))

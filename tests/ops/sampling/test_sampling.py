@@ -1,15 +1,20 @@
 """ops.sampling against its reference, row by row, and against the distribution it promises."""
 
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from kit.processes import python
 from onewave.base.errors import ShapeError
+from onewave.engine.params import SamplingParams
+from onewave.engine.sampler import Sampler, SamplerRow
+from onewave.models.batch import Batch
 from onewave.ops.sampling import (
     RowParameters,
     greedy,
@@ -298,6 +303,27 @@ torch.zeros(100_000).cos()
 print(len(os.listdir("/proc/self/task")) - before)
 """
     assert python("-c", code).split() == ["0", "1"]
+
+
+def test_what_rows_ask_for_is_sent_to_a_device_without_waiting_for_what_that_runs() -> None:
+    meta, waits = torch.device("meta"), list[bool]()
+
+    class Sent(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            named = kwargs or {}
+            if func is torch.Tensor.to or (func is torch.tensor and named.get("device") is not None):
+                waits.append(not named.get("non_blocking"))
+            return func(*args, **named)
+
+    sampler = Sampler(num_slots=4, vocab_size=30, device=meta)
+    with Sent():
+        for slot, more in enumerate(({"temperature": 0}, {}, {"top_p": 0.9}, {"repetition_penalty": 1.2})):
+            params = SamplingParams(logit_bias={3: 1.0}, min_tokens=3, **more)  # type: ignore[arg-type]
+            sampler.begin(slot, [1, 2], params, [3])
+            sampler.plan([SamplerRow(each, params, 0, 0, (5,)) for each in range(slot, 4)])
+        Batch.prefill([(0, [1, 2], 0)], meta)
+    assert len(waits) > 10
+    assert not any(waits)
 
 
 def test_a_compiler_that_watches_sees_the_operators_of_the_same_tokens() -> None:

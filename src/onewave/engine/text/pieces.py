@@ -49,6 +49,7 @@ class PieceTable(dict[int, bytes]):
     spelling: how the vocabulary writes bytes. strip_first_space: whether one space at the very start of a text
     belongs to the encoding (sentencepiece's space prefix) and not to the text. verbatim: ids with a
     token text that is the text itself. own_space: ids of tokens that begin with a space of their own, which stays.
+    ascii: those so far whose bytes are characters of their own, as text.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class PieceTable(dict[int, bytes]):
         own_space: Iterable[int] = (),
     ):
         super().__init__()
+        self.ascii: dict[int, str] = {}
         self.spelling: Spelling = spelling
         self.strip_first_space = strip_first_space
         self._token_of = token_of
@@ -75,6 +77,8 @@ class PieceTable(dict[int, bytes]):
         token = self._token_of(token_id)
         read = str.encode if token_id in self._verbatim else self._read
         self[token_id] = piece = b"" if token is None else read(token)
+        if piece.isascii():
+            self.ascii[token_id] = piece.decode()
         return piece
 
 

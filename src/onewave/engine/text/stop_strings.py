@@ -19,8 +19,10 @@ def find_stop(text: str, stops: Sequence[str], start: int) -> tuple[int, str] | 
 
 def num_held_back(text: str, stops: Sequence[str]) -> int:
     """Length of the longest end of `text` that a stop string could begin with."""
-    held = 0
+    held, last = 0, text[-1:]
     for stop in stops:
+        if last not in stop:  # nearly always, and in a tenth of the time
+            continue
         for length in range(min(len(stop) - 1, len(text)), held, -1):
             if text.endswith(stop[:length]):
                 held = length

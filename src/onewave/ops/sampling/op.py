@@ -87,19 +87,23 @@ class RowParameters:
             if not rows:
                 return None
 
+            def send(values: Sequence[object], dtype: torch.dtype) -> Tensor:
+                # From pageable memory the driver copies before it returns: nothing waits for what the GPU runs.
+                return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
             def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
-                return torch.tensor([values[row] for row in rows], dtype=dtype).to(device)
+                return send([values[row] for row in rows], dtype)
 
             words = [draw_words(temperature[row], min_p[row], top_k[row], top_p[row]) for row in rows]
             limits = [top_k[row] if top_k[row] > 0 else NO_LIMIT for row in range(len(temperature))]
             return _Group(
-                rows=None if len(rows) == len(temperature) else torch.tensor(rows, dtype=torch.int64).to(device),
+                rows=None if len(rows) == len(temperature) else send(rows, torch.int64),
                 temperature=column(temperature, torch.float32),
                 top_k=column(limits, torch.int64),
                 top_p=column(top_p, torch.float64),
                 min_p=column(min_p, torch.float64),
                 any_min_p=any(min_p[row] > 0 for row in rows),
-                words=torch.tensor(words, dtype=torch.float64).to(device),
+                words=send(words, torch.float64),
             )
 
         plain, ordered = (
