@@ -95,11 +95,14 @@ class SamplingParams:
             "stop_token_ids": _ids("stop_token_ids", self.stop_token_ids),
             "structured_outputs": StructuredOutputsParams.of(self.structured_outputs),
         }
+        # Most have their default, which needs no look.
+        given = {name for name, default in _DEFAULTS.items() if getattr(self, name) is not default}
         for name, (low, high, extra) in _WHOLE.items():
-            if getattr(self, name) is not None or not extra.endswith("None"):
+            if name in given and (getattr(self, name) is not None or not extra.endswith("None")):
                 made[name] = whole(name, getattr(self, name), low, high, extra=extra)
         for name, (low, high, allowed) in _NUMBERS.items():
-            made[name] = _number(name, getattr(self, name), low, high, allowed)
+            if name in given:
+                made[name] = _number(name, getattr(self, name), low, high, allowed)
         for name, value in made.items():
             object.__setattr__(self, name, None if name == "seed" and value == -1 else value)
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
@@ -151,6 +154,9 @@ class SamplingParams:
     def stop_ids(self) -> tuple[int, ...]:
         """`stop_token_ids` as __post_init__ left it."""
         return cast("tuple[int, ...]", self.stop_token_ids)
+
+
+_DEFAULTS: dict[str, object] = {field.name: field.default for field in fields(SamplingParams)}
 
 
 def _number(name: str, value: object, low: float, high: float, allowed: str) -> float:
