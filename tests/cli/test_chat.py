@@ -1,7 +1,5 @@
 """`onewave chat`: the conversation, its commands, Ctrl-C and Ctrl-D."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal
@@ -33,7 +31,7 @@ class FakeLLM:
         self.on_token: Any = lambda number: None
         self.reason = "stop"
 
-    def get_tokenizer(self) -> FakeLLM:
+    def get_tokenizer(self) -> "FakeLLM":
         return self
 
     def encode_chat(self, messages: list[dict[str, str]], **layout: Any) -> str:

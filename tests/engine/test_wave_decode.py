@@ -1,7 +1,5 @@
 """How the engine chooses its decode path, and the self-check that a wave must pass before it is used."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -120,7 +118,7 @@ how = partial(options_of, max_num_seqs=3)
 class PlainWave(PlainStep):
     """DecodeWave on a GPU that is not there: plain operators on whatever the model holds."""
 
-    made: ClassVar[list[PlainWave]] = []
+    made: ClassVar[list["PlainWave"]] = []
 
     def __init__(self, model: Llama, *, batch: int, stream: WeightStream, broken: str = ""):
         super().__init__(model, broken)

@@ -4,8 +4,6 @@ A weight is its row's scale times s * (n - 8), or s * n + m with a minimum m. Th
 float16 holds the others. Products of a group's numbers are summed in float32, then multiplied by s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,7 +33,7 @@ class GroupedRows:
     row_scales: Tensor
     steps: Tensor | None = None
 
-    def block(self, first: int, last: int) -> GroupedRows:
+    def block(self, first: int, last: int) -> "GroupedRows":
         """Take rows first to last; beyond the end rows of zeros."""
         missing = max(0, last - len(self.codes))
 

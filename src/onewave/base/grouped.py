@@ -10,8 +10,6 @@ Products are exact in float32 for all formats that files have, so a value is rou
 taken away.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -90,7 +88,7 @@ class GroupNumbers:
             return self.base
         return np.repeat(self.base, self.steps.shape[1] // self.base.shape[1], axis=1) * self.steps
 
-    def select(self, rows: Rows) -> GroupNumbers:
+    def select(self, rows: Rows) -> "GroupNumbers":
         """Return the chosen rows' numbers."""
         return GroupNumbers(self.base[rows], None if self.steps is None else self.steps[rows])
 
@@ -127,7 +125,7 @@ class GroupedMatrix:
         bases = [numbers.base for numbers in (self.scales, self.minima) if numbers is not None]
         return all(bool(np.isfinite(base).all()) for base in bases)
 
-    def select(self, rows: Rows) -> GroupedMatrix:
+    def select(self, rows: Rows) -> "GroupedMatrix":
         """Return the chosen rows, in the order given."""
         codes = self.codes[rows]
         return GroupedMatrix(

@@ -1,7 +1,5 @@
 """Rows of a matrix in a GGUF number format, as files hold them, and their way back to float32."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +33,7 @@ class QuantizedRows:
     shape: tuple[int, int]
     columns: npt.NDArray[np.int64] | None = None
 
-    def select(self, rows: slice | Sequence[int] | npt.NDArray[np.integer]) -> QuantizedRows:
+    def select(self, rows: slice | Sequence[int] | npt.NDArray[np.integer]) -> "QuantizedRows":
         """Return the chosen rows, in the order given. A slice makes a view, indices make a copy."""
         data = self.data[rows]
         return QuantizedRows(self.qtype, data, (data.shape[0], self.shape[1]), self.columns)

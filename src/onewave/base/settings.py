@@ -1,7 +1,5 @@
 """Every environment variable that onewave reads: resolved once into a frozen dataclass, but for what a launch asks."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping
@@ -38,7 +36,7 @@ class Settings:
     debug: bool = False
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
+    def from_env(cls, env: Mapping[str, str] | None = None) -> "Settings":
         """Read the ONEWAVE_* variables of `env` (os.environ by default). Raises InvalidArgumentError."""
         env = os.environ if env is None else env
         cache = env.get("ONEWAVE_CACHE")

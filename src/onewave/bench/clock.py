@@ -9,8 +9,6 @@ A GPU slows down as it warms up and draws power: what is timed one after another
 to be compared therefore takes turns, in an order drawn anew for each round (`time_in_rounds`).
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +35,7 @@ class Summary:
     mean: float
     sd: float
 
-    def scaled(self, factor: float) -> Summary:
+    def scaled(self, factor: float) -> "Summary":
         """The same in another unit; factor > 0."""
         return Summary(self.n, *(value * factor for value in (self.p20, self.p50, self.p80, self.mean, self.sd)))
 

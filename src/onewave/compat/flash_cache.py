@@ -3,8 +3,6 @@
 Everything here stays on the device: lengths are tensors, no value is read back, every shape is known before.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -57,7 +55,7 @@ class FlashCache:
     @classmethod
     def of(
         cls, batch: int, k: Tensor, v: Tensor, rows: Tensor | None, block_table: Tensor | None, *, written: bool
-    ) -> FlashCache:
+    ) -> "FlashCache":
         """Check a cache for `batch` sequences. Raises ShapeError, InvalidArgumentError, UnsupportedError."""
         if k.ndim != 4 or v.shape != k.shape:
             got = f"{tuple(k.shape)}, {tuple(v.shape)}"
@@ -110,7 +108,7 @@ class FlashCache:
         rows, _ = self.places(positions)
         return (positions >= 0) & (positions < self.capacity) & (rows >= 0) & (rows < self.k.shape[0])
 
-    def after(self, leftpad: Tensor) -> FlashCache:
+    def after(self, leftpad: Tensor) -> "FlashCache":
         """Return the keys as pages of one, without each row's first leftpad (int64 [batch]) ones."""
         assert self.block_table is None
         key = leftpad[:, None] + torch.arange(self.capacity, device=leftpad.device)

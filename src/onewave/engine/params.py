@@ -1,7 +1,5 @@
 """What a caller may ask of one request, checked when it is written down."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Mapping, Sequence
@@ -115,7 +113,7 @@ class SamplingParams:
             raise InvalidArgumentError("detokenize", got="False", allowed="True where stop strings are given")
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
+    def from_dict(cls, values: Mapping[str, Any]) -> "SamplingParams":
         """Build from a mapping, as JSON gives it (logit_bias keys may be decimal strings).
 
         Raises InvalidArgumentError for a name that is not a parameter, too.

@@ -1,7 +1,5 @@
 """The rows that decode together: their tokens, positions and slots on the device."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import cast
 
@@ -58,7 +56,7 @@ class DecodeRows:
     made: int = 0
 
     @classmethod
-    def build(cls, sequences: tuple[Scheduled, ...], old: DecodeRows | None, sampler: Sampler) -> DecodeRows:
+    def build(cls, sequences: tuple[Scheduled, ...], old: "DecodeRows | None", sampler: Sampler) -> "DecodeRows":
         """Collect sequences that decode. Those that are ahead of the host have their newest tokens in `old` only: the
         last outputs of its rows; every other newest token is known here."""
         device = sampler.device

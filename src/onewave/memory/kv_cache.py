@@ -3,8 +3,6 @@
 Owners of blocks are block_pool.py's to know.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -126,7 +124,7 @@ class KVCache:
     @classmethod
     def reserve(
         cls, sizes: CacheSizes, form: KVFormat, *, device: torch.device, wide_dtype: torch.dtype | None = None
-    ) -> KVCache:
+    ) -> "KVCache":
         """Reserve a cache whose table is all zeros: block 0 everywhere. wide_dtype: of `wide`; None: without.
 
         Its memory is not cleared: nothing beyond a sequence's length is ever read. Raises CapacityError.
@@ -164,7 +162,7 @@ class KVCache:
         """Tokens that a sequence can have."""
         return self.block_size * (1 if self.block_table is None else self.block_table.shape[1])
 
-    def narrowed(self, blocks_a_row: int) -> KVCache:
+    def narrowed(self, blocks_a_row: int) -> "KVCache":
         """Return the same cache for sequences of so many blocks, for kernels planned by how long one may be."""
         return self if self.block_table is None else replace(self, block_table=self.block_table[:, :blocks_a_row])
 

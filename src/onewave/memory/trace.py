@@ -5,8 +5,6 @@
 {"op": "free", "id": 0, "us": 40}
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -77,7 +75,7 @@ class Trace:
             raise InvalidArgumentError("trace", got=f"{path} ({error.strerror})", allowed="a file to write") from error
 
     @classmethod
-    def read(cls, path: Path) -> Trace:
+    def read(cls, path: Path) -> "Trace":
         """Raises InvalidArgumentError, naming the line, for what is no trace."""
         try:
             lines = path.read_text().splitlines()

@@ -14,8 +14,6 @@ A plan runs only if it is proved: every row block once, no cycle of waits, no ra
 and a ring that shared memory holds. Two plans with the same splits and slices give the same bits.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -78,7 +76,7 @@ class StepPlan:
         queues = ",\n".join(f"  {json.dumps(queue)}" for queue in self.queues)
         return f'{head},\n "queues": [\n{queues}\n ]\n}}\n'
 
-    def rounds_as(self, other: StepPlan) -> bool:
+    def rounds_as(self, other: "StepPlan") -> bool:
         """Whether the two plans of one model's step give the same bits."""
         return (self.splits, self.slices) == (other.splits, other.slices)
 

@@ -1,7 +1,5 @@
 """The product of many rows beside PyTorch's, on a CPU: what is timed, and what counts as a loss."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The engine on KV blocks: prefix hits, copies and preemptions change no token; salts and switches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -114,7 +112,7 @@ class _Thirds:
     def __init__(self) -> None:
         self.count = 0
 
-    def begin(self, *, may_end: bool) -> _Thirds:
+    def begin(self, *, may_end: bool) -> "_Thirds":
         return _Thirds()
 
     def fill(self, words: np.ndarray) -> None:

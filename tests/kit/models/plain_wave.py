@@ -1,7 +1,5 @@
 """A wave on a GPU that is not there, of a tiny model with random weights, and what it generates."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,7 +38,7 @@ def how(tmp_path: Path, name: str | None = None, **changes: Any) -> LoadOptions:
 class PlainWave:
     """DecodeWave on a GPU that is not there: plain operators on what the stream holds."""
 
-    made: ClassVar[list[PlainWave]] = []
+    made: ClassVar[list["PlainWave"]] = []
 
     def __init__(self, model: Llama, *, batch: int, stream: WeightStream):
         self.model, self.stream, self.batch, self.wave = model, stream, batch, self

@@ -12,8 +12,6 @@ arrival is read from the compiled code (tests/kit/analysers/ptx_arrivals.py).
 Source: Flanagan & Freund 2009, FastTrack, doi:10.1145/1542476.1542490.
 """
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -135,7 +133,7 @@ class Units:
         self.agent, self.number, self.count = agent, agent.block.number(f"{name} of {agent.name}"), 0
 
     @staticmethod
-    def here(name: str) -> Units | None:
+    def here(name: str) -> "Units | None":
         """Those of the partition whose thread this is."""
         agent = _agent()
         if agent is not None and name not in agent.units:

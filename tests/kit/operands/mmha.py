@@ -1,7 +1,5 @@
 """Random operands of masked_multihead_attention, and its reference and its kernel called with them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -73,7 +71,7 @@ class Case:
             self.v[row, :, max(history, 0) :] = NAN
         self.seq_lens = torch.tensor(self.histories, device=DEVICE)
 
-    def with_everything(self, *, style: str = "neox", integers: bool = False) -> Case:
+    def with_everything(self, *, style: str = "neox", integers: bool = False) -> "Case":
         """Every operand that changes the result, each of its own value in each channel."""
         rows, width = len(self.histories), self.heads + 2 * self.kv_heads
         angles = randn(rows, self.head_dim // 4, seed=3) * 9

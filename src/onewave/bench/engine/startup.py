@@ -8,8 +8,6 @@ loading without what the wave adds. All processes import side by side, which tak
 another.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -43,7 +41,7 @@ class Job:
     prompt: Sequence[int]
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], *, vocab_size: int, max_model_len: int) -> Job:
+    def of(cls, options: Mapping[str, Any], *, vocab_size: int, max_model_len: int) -> "Job":
         """With a prompt of 16 tokens, or as many as fit before an answer, but one at least."""
         count = max(1, min(16, max_model_len - _ANSWER_TOKENS))
         return cls(options, [i % vocab_size for i in range(count)])

@@ -1,7 +1,5 @@
 """Attention in float8 beside bfloat16 and its peers: the same numbers, stored in a byte with a scale a head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -33,7 +31,7 @@ class ByteOperands(Operands):
     wide: tuple[Tensor, Tensor, Tensor]
 
     @classmethod
-    def make(cls, shape: AttentionShape, causal: bool, device: torch.device, dtype: torch.dtype) -> ByteOperands:
+    def make(cls, shape: AttentionShape, causal: bool, device: torch.device, dtype: torch.dtype) -> "ByteOperands":
         """Random operands, each head scaled to fill e4m3's range."""
         plain = Operands.prefill(shape, causal, device, dtype)
         stored: list[Tensor] = []

@@ -1,7 +1,5 @@
 """Attention over packed sequences beside its peers: lengths as uneven as those of requests, and no padding."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +39,7 @@ class PackedOperands(Operands):
     lengths: tuple[int, ...]
 
     @classmethod
-    def make(cls, shape: AttentionShape, causal: bool, device: torch.device, dtype: torch.dtype) -> PackedOperands:
+    def make(cls, shape: AttentionShape, causal: bool, device: torch.device, dtype: torch.dtype) -> "PackedOperands":
         """Random operands; shape.length is the number of tokens in all."""
         lengths = ragged_lengths(shape)
         q, k, v = (

@@ -5,8 +5,6 @@ All take turns in one run, on copies of the operands that the L2 cache can't hol
 alone, as PyTorch has it, and with SwiGLU in one launch, as prompts run it; from tiles with SwiGLU only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -3,8 +3,6 @@
 General clients take so long for an event that with 64 streams they would measure themselves.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl
@@ -45,7 +43,7 @@ class Endpoint:
     idle: list[_Connection] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def parse(cls, url: str, api_key: str | None = None, *, timeout: float = 600.0) -> Endpoint:
+    def parse(cls, url: str, api_key: str | None = None, *, timeout: float = 600.0) -> "Endpoint":
         """Of http[s]://host[:port][/path], with /v1 at its end or without. Raises InvalidArgumentError."""
         allowed = "http://HOST:PORT, or https://"
         try:
@@ -62,7 +60,7 @@ class Endpoint:
         return cls(host, port or (443 if tls else 80), base, tls, api_key, timeout)
 
     @asynccontextmanager
-    async def kept_open(self) -> AsyncGenerator[Endpoint]:
+    async def kept_open(self) -> "AsyncGenerator[Endpoint]":
         """Yield the same with connections that are used again, until the end."""
         kept = replace(self, idle=[])
         try:

@@ -1,7 +1,5 @@
 """What a request's output has to look like, checked when it is written down. No torch, no llguidance."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -63,7 +61,7 @@ class StructuredOutputsParams:
         return "json" if given == "json_object" else given
 
     @classmethod
-    def of(cls, value: object) -> StructuredOutputsParams | None:
+    def of(cls, value: object) -> "StructuredOutputsParams | None":
         """Take what SamplingParams was given: one of these, a mapping of its fields, or None."""
         if value is None or isinstance(value, cls):
             return value

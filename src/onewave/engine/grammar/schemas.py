@@ -1,7 +1,5 @@
 """JSON schemas, changed keyword by keyword before llguidance reads them. No torch, no llguidance."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """What an engine has to do now, and what its decode steps have taken of the host."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -24,7 +22,7 @@ class EngineLoad(NamedTuple):
     decode_steps: int = 0
     host_seconds: Mapping[str, float] = {}
 
-    def host_us_since(self, before: EngineLoad) -> dict[str, float]:
+    def host_us_since(self, before: "EngineLoad") -> dict[str, float]:
         """Microseconds of the host that a decode step has taken since, by part; empty without a step."""
         steps = self.decode_steps - before.decode_steps
         spent = before.host_seconds

@@ -1,7 +1,5 @@
 """Token ids of texts that were encoded lately: a conversation's turns come again with each request."""
 
-from __future__ import annotations
-
 import threading
 from array import array
 from collections import OrderedDict

@@ -6,8 +6,6 @@ along; an operation that is not followed here returns a plain str. A plain str c
 lost is lost on the safe side.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
@@ -33,7 +31,7 @@ class Traced(str):
     __slots__ = ("_writers",)
     _writers: bytes
 
-    def __new__(cls, text: str, writers: bytes | None = None) -> Traced:
+    def __new__(cls, text: str, writers: bytes | None = None) -> "Traced":
         traced = super().__new__(cls, text)
         traced._writers = writers_of(text) if writers is None else writers
         return traced
@@ -168,7 +166,7 @@ class TracedMarkup(Markup):
     __slots__ = ("writers",)
     writers: bytes
 
-    def __new__(cls, text: Any) -> TracedMarkup:
+    def __new__(cls, text: Any) -> "TracedMarkup":
         traced = super().__new__(cls, text)
         traced.writers = writers_of(text) if isinstance(text, str) else bytes(len(traced))
         return traced

@@ -1,7 +1,5 @@
 """Reading one value after another out of a file's mapping, refusing what is missing or of the wrong kind."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import cast
@@ -85,7 +83,7 @@ class Fields:
             raise self.refuse(key, "a list")
         return cast("list[object] | None", value)
 
-    def section(self, key: str) -> Fields | None:
+    def section(self, key: str) -> "Fields | None":
         """Return the fields of an object, or None when it is absent or empty."""
         value = self.values.get(key)
         if value is None or value == {}:

@@ -1,7 +1,5 @@
 """Attention of packed sequences on the CPU in float32: what cpu/kernel_impl.py is given."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -41,7 +39,7 @@ class Sequences(NamedTuple):
     items: int
 
     @classmethod
-    def of(cls, packed: Packed, num_heads: int, num_kv_heads: int, *, top_left: bool) -> Sequences:
+    def of(cls, packed: Packed, num_heads: int, num_kv_heads: int, *, top_left: bool) -> "Sequences":
         starts_q: list[int] = packed.cu_seqlens_q.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         starts_k: list[int] = packed.cu_seqlens_k.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         rows: list[tuple[int, ...]] = []

@@ -1,7 +1,5 @@
 """A call of decode attention: its tensors and options, what is checked, and torch.library's flat arguments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -142,7 +140,7 @@ class DecodeCall(Call):
         """Return an unwritten LSE."""
         return torch.empty(self.q.shape[:3], dtype=torch.float32, device=self.q.device)
 
-    def with_plain_numbers(self) -> DecodeCall:
+    def with_plain_numbers(self) -> "DecodeCall":
         """Return the same call with Python's numbers: options may be NumPy's, and whole ones of any size."""
         floats, wholes = (self.scale, self.softcap), (self.window, self.split_size)
         plain = all(x is None or type(x) is float for x in floats)

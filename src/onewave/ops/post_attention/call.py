@@ -1,7 +1,5 @@
 """A call of post_attention: its tensors and options, and what is checked before anything is chosen."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
@@ -54,7 +52,7 @@ class PostAttentionWeights:
     def biases(self) -> tuple[Tensor | None, ...]:
         return self.o_bias, self.gate_up_bias, self.down_bias
 
-    def unpacked(self) -> PostAttentionWeights:
+    def unpacked(self) -> "PostAttentionWeights":
         """Return these with the matrices as tensors that a wave's stream keeps unpacked; as they are elsewhere."""
         if self.is_plain or any(bias is not None for bias in self.biases):
             return self

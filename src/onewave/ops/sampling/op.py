@@ -9,8 +9,6 @@ Tokens are sampled by inverting the cumulative sum at one uniform number a row. 
 every entry of the vocabulary, hashes 10^5 numbers a row where this needs one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,7 +72,7 @@ class RowParameters:
         top_p: Sequence[float],
         min_p: Sequence[float],
         device: torch.device,
-    ) -> RowParameters:
+    ) -> "RowParameters":
         """One entry a row; temperature 0: greedy; top_k below 1, top_p 1 and min_p 0: off."""
         host = tuple(
             RowLimits(temperature[row], top_k[row] if top_k[row] > 0 else NO_LIMIT, top_p[row], min_p[row])

@@ -1,7 +1,5 @@
 """A call that a model writes as a JSON object, read letter by letter: its name, then its arguments as they come."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -28,7 +26,7 @@ class CallScanner:
         self._found = self._arguments_alone = False
 
     @classmethod
-    def of_arguments(cls, name: str) -> CallScanner:
+    def of_arguments(cls, name: str) -> "CallScanner":
         """A scanner of the arguments alone, where the name came before them."""
         scanner = cls()
         scanner.name, scanner._key = name, _ARGUMENTS[0]

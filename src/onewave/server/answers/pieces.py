@@ -1,7 +1,5 @@
 """The parts of an answer as its text comes, and the readers that find them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,7 +25,7 @@ class Piece:
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
 
-    def __add__(self, other: Piece) -> Piece:
+    def __add__(self, other: "Piece") -> "Piece":
         return Piece(self.content + other.content, self.reasoning + other.reasoning, self.calls + other.calls)
 
 

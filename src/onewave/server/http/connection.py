@@ -1,7 +1,5 @@
 """A connection: uvicorn's, with a time limit on a request's headers, so that slow senders hold none open."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any
@@ -22,7 +20,7 @@ class Connection(H11Protocol):
     header_seconds = 10.0
 
     @classmethod
-    def with_limits(cls, options: ServeOptions) -> type[Connection]:
+    def with_limits(cls, options: ServeOptions) -> "type[Connection]":
         """The class for a server's options, as uvicorn takes a class."""
         return type("Connection", (cls,), {"header_seconds": options.header_seconds})
 

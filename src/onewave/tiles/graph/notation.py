@@ -18,8 +18,6 @@ than its operators say is refused: a reader before its maker, or of a sum that h
 again. The idea is TileFlow's (Zheng et al. 2023, MICRO, doi 10.1145/3613424.3623792).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -82,7 +80,7 @@ class Node:
     tile: int = 0
     parallel: bool = False
     operator: str = ""
-    children: list[Node] = field(default_factory=list["Node"])
+    children: "list[Node]" = field(default_factory=list["Node"])
 
 
 @dataclass

@@ -4,8 +4,6 @@ A bound's `gap` is what was moved over the bound, less 1: 0 is optimal. A bound 
 a smaller memory, or larger matrices) is shown but never used as the best.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -101,7 +99,7 @@ class ChainShape:
         check_sizes({"pairs": self.pairs, "depth": self.depth, "width": self.width})
 
     @classmethod
-    def of_attention(cls, seq_q: int, seq_k: int, heads: int, head_dim: int, *, causal: bool) -> ChainShape:
+    def of_attention(cls, seq_q: int, seq_k: int, heads: int, head_dim: int, *, causal: bool) -> "ChainShape":
         """Attention of all heads; causal: the last query sees the last key. Heads that share keys change nothing."""
         first = seq_k - seq_q + 1
         seen = sum(range(max(0, first), seq_k + 1)) if causal else seq_q * seq_k

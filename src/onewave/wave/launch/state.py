@@ -1,7 +1,5 @@
 """The buffers that launches of one wave on one CUDA stream share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +26,7 @@ class LaunchState:
     host: Tensor
 
     @classmethod
-    def made(cls, program: WaveProgram, budget: int, device: torch.device) -> LaunchState:
+    def made(cls, program: WaveProgram, budget: int, device: torch.device) -> "LaunchState":
         """Allocate buffers for launches of a program."""
 
         def words(count: int) -> Tensor:

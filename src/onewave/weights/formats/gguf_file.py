@@ -5,8 +5,6 @@ trusts the counts that it reads. This one takes milliseconds, checks every count
 before acting on it, and answers every malformed file with one WeightsError. Source: ggml's docs/gguf.md.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import os
@@ -64,7 +62,7 @@ class GGUFFile:
         self._data = data
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> GGUFFile:
+    def open(cls, path: str | os.PathLike[str]) -> "GGUFFile":
         """Map a file and read its header. Raises WeightsError naming the file, and the tensor where one is at fault."""
         path = Path(path)
         data = _map_file(path)

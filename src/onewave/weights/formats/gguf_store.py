@@ -1,7 +1,5 @@
 """The weights of a GGUF model: one file, or the pieces of a split one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +43,7 @@ class GGUFStore:
         self.description = str(files[0].path)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> GGUFStore:
+    def open(cls, path: str | os.PathLike[str]) -> "GGUFStore":
         """Open a model by the path of its file, or of any of its pieces. Raises WeightsError."""
         paths = piece_paths(Path(path))
         first = GGUFFile.open(paths[0])

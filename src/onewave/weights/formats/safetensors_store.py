@@ -1,7 +1,5 @@
 """The weights of a Hugging Face directory: one safetensors file, or shards with an index."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping
@@ -37,7 +35,7 @@ class SafetensorsStore:
         self._lock = Lock()
 
     @classmethod
-    def open(cls, directory: str | os.PathLike[str]) -> SafetensorsStore:
+    def open(cls, directory: str | os.PathLike[str]) -> "SafetensorsStore":
         """Find and check the safetensors files of a directory; no tensor is read yet.
 
         Prefers `model.safetensors`, then the shards of `model.safetensors.index.json`, then a lone `*.safetensors`.

@@ -1,7 +1,5 @@
 """bfloat16 weights in thirteen bits, without loss (compact.py)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from onewave.base.weight_formats import COMPACT

@@ -5,8 +5,6 @@ bytes, then the minima likewise. Such a row has two float16 numbers, of operand 
 for each of 4 times 16 rows and 8 r.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

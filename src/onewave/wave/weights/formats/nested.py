@@ -11,8 +11,6 @@ them are three parts, each with the rows of all images, such a row as in group_n
     third    the scale, the minimum          integers
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

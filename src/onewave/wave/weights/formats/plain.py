@@ -1,7 +1,5 @@
 """16-bit weights as they are: a tile is operand A [64, 128], in two halves of 64 columns."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from onewave.wave.plan.layout import TILE_BYTES, TileShape

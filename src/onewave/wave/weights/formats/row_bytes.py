@@ -1,7 +1,5 @@
 """One-byte weights with a scale a row: a tile is one or two images of 8 KiB (rounding.py)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

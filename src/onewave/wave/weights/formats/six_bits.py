@@ -4,8 +4,6 @@ A code is a number from 0 to 63, 32 for zero. 128 columns share a float16 scale,
 signed byte. The rest of a tile is unused.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """What every format of a stream can do: turn whole row blocks into tiles and back, in plain indexing and by kernels."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 

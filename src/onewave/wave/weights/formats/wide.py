@@ -4,8 +4,6 @@
 images of 16 KiB; what lies beside them is unused.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
