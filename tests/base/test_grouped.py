@@ -35,9 +35,8 @@ def test_opened_blocks_are_the_gguf_librarys_values_bit_for_bit(qtype: str) -> N
 
 
 @pytest.mark.parametrize("qtype", BLOCK_FORMATS)
-def test_a_formats_bits_are_those_of_its_file(qtype: str) -> None:
-    kind, form = gguf_type_named(qtype), BLOCK_FORMATS[qtype]
-    assert form.bits_per_weight(512) == 8 * kind.block_bytes / kind.block_elements
+def test_a_formats_codes_have_its_bits(qtype: str) -> None:
+    form = BLOCK_FORMATS[qtype]
     codes = open_blocks(random_blocks(qtype, 3, 2), qtype).codes.astype(int)
     lowest = -(1 << form.bits - 1) if form.code is Code.SIGNED else 0
     assert lowest <= codes.min() <= codes.max() < lowest + (1 << form.bits)
@@ -50,8 +49,6 @@ def test_zero_points_and_the_order_of_columns_count() -> None:
     assert GroupedMatrix(form, (1, 4), codes, scales, zeros).dequantize().tolist() == [[-3.5, -3, 4, 28]]
     moved = GroupedMatrix(form, (1, 4), codes, scales, zeros, columns=columns)
     assert moved.dequantize().tolist() == [[-3, 28, -3.5, 4]]
-    assert form.bits_per_weight(4) == 4 + (16 + 4) / 2
-    assert GroupFormat(Code.SIGNED, 8, None, number="F32").bits_per_weight(64) == 8.5
 
 
 def test_e4m3_is_torchs() -> None:

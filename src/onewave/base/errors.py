@@ -21,7 +21,7 @@ OnewaveError
 Each carries one line that says what failed, what was given, what is allowed and what to do next.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _MAX_SHOWN = 200
@@ -82,6 +82,16 @@ class OutOfReachError(UnsupportedError):
 
 class UnverifiedError(InvalidArgumentError, TypeError):
     """An unproved schedule was passed where a VerifiedSchedule is needed."""
+
+
+def check_one_of(
+    what: str, value: object, allowed: Iterable[str], kind: type[InvalidArgumentError] = InvalidArgumentError
+) -> str:
+    """Pass on a text that is one of those allowed. Raises InvalidArgumentError, or the kind of it that is given."""
+    words = [*allowed]
+    if not isinstance(value, str) or value not in words:
+        raise kind(what, got=shown(value), allowed=", ".join(words))
+    return value
 
 
 class ModelError(OnewaveError):

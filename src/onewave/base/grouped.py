@@ -59,17 +59,6 @@ class GroupFormat:
         """Groups of a row."""
         return 1 if self.group is None else -(-cols // self.group)
 
-    def bits_per_weight(self, cols: int) -> float:
-        """Bits that a weight takes with its share of the scales and offsets, in rows of `cols`."""
-        offsets = 0 if self.offset is Offset.NONE else 1
-        number = 32 if self.number == "F32" else 16
-        groups = self.groups(cols)
-        if self.nested is not None:
-            nested = -(-cols // self.nested)
-            return self.bits + (1 + offsets) * (number * nested + self.step_bits * groups) / cols
-        beside = self.bits if self.offset is Offset.ZERO_POINT else number * offsets
-        return self.bits + (number + beside) * groups / cols
-
 
 @dataclass(frozen=True, eq=False)
 class GroupNumbers:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, check_one_of
 from onewave.cli import options
 from onewave.cli.sampling import GenerateSampling
 from onewave.cli.session import open_llm, stats_line
@@ -81,8 +81,7 @@ def _writes_unicode() -> bool:
 
 def _gather(prompt: str | None, more: list[str], file: Path | None, form: str) -> list[Any]:
     """All prompts in the order given; standard input when there is no other."""
-    if form not in PROMPT_FORMATS:
-        raise InvalidArgumentError("--prompt-format", got=repr(form), allowed=", ".join(PROMPT_FORMATS))
+    check_one_of("--prompt-format", form, PROMPT_FORMATS)
     prompts: list[Any] = [*([] if prompt is None else [prompt]), *more]
     for text in prompts:
         if not text:

@@ -18,20 +18,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Loading:
-    """options.Loading, with the model as an argument."""
+class _Loading(options.ModelOptions):
+    """LLM's arguments, with the model as an argument."""
 
     model: Annotated[
         str, typer.Argument(help="Directory, GGUF file, alias, built-in configuration, or Hugging Face id.")
     ] = DEFAULT_ALIAS
-    dtype: options.Dtype = "auto"
-    device: options.Device = "auto"
-    load_format: options.LoadFormat = "auto"
-    revision: options.Revision = None
-    decode: options.Decode = "auto"
-    quantization: options.Quantization = None
-    kv_cache_dtype: options.KvCacheDtype = "auto"
-    compact: options.Compact = None
     max_model_len: options.MaxModelLen = None
     tokenizer: options.Tokenizer = None
     enforce_eager: options.EnforceEager = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, cast
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, check_one_of, shown
 from onewave.base.weight_formats import find_quantization
 
 DECODE_PATHS = ("auto", "wave", "graph", "eager")
@@ -89,8 +89,7 @@ def check_place(
 
 def check_decode(decode: str, *, enforce_eager: bool) -> None:
     """Raises InvalidArgumentError unless it is a way of decoding, and one that enforce_eager allows."""
-    if not isinstance(decode, str) or decode not in DECODE_PATHS:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        raise InvalidArgumentError("decode", got=shown(decode), allowed=", ".join(DECODE_PATHS))
+    check_one_of("decode", decode, DECODE_PATHS)
     if enforce_eager and decode not in ("auto", "eager"):
         raise InvalidArgumentError("decode", got=f"{decode!r} with enforce_eager", allowed="one of the two")
 
@@ -105,14 +104,12 @@ def check_device(name: str) -> None:
 
 def check_dtype(name: str) -> None:
     """Raises UnsupportedError unless it is auto or one of DTYPES."""
-    if not isinstance(name, str) or name not in ("auto", *DTYPES):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        raise UnsupportedError("dtype", got=shown(name), allowed=", ".join(("auto", *DTYPES)))
+    check_one_of("dtype", name, ("auto", *DTYPES), UnsupportedError)
 
 
 def check_kv_cache_dtype(name: str) -> None:
     """Raises UnsupportedError unless it is one of KV_CACHE_DTYPES."""
-    if not isinstance(name, str) or name not in KV_CACHE_DTYPES:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        raise UnsupportedError("kv_cache_dtype", got=shown(name), allowed=", ".join(KV_CACHE_DTYPES))
+    check_one_of("kv_cache_dtype", name, KV_CACHE_DTYPES, UnsupportedError)
 
 
 def is_whole(value: object) -> bool:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, check_one_of
 
 
 class Fields(dict[str, Any]):
@@ -49,10 +49,7 @@ def wholes(given: Mapping[str, Any], name: str, default: str, most: int) -> list
 
 def choice(given: Mapping[str, Any], name: str, default: str, allowed: Iterable[str]) -> str:
     """Read one word of a list."""
-    value, words = given.get(name, default), list(allowed)
-    if value not in words:
-        raise InvalidArgumentError(name, got=repr(str(value)[:40]), allowed=", ".join(words))
-    return str(value)
+    return check_one_of(name, given.get(name, default), allowed)
 
 
 def tiles_of(value: object, rows: int, cols: int) -> list[tuple[int, int]]:

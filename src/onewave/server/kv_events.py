@@ -22,7 +22,7 @@ from importlib import import_module
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError, shown
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, check_one_of
 from onewave.memory.block_pool import BlockEvent, BlockRemoved, BlockStored
 
 FORMS = ("maps", "arrays")
@@ -50,8 +50,7 @@ class KvEventPublisher:
     """
 
     def __init__(self, endpoint: str, *, replay: str | None = None, topic: str = "", form: str = "maps") -> None:
-        if form not in FORMS:
-            raise InvalidArgumentError("kv_events_form", got=shown(form), allowed=", ".join(FORMS))
+        check_one_of("kv_events_form", form, FORMS)
         try:
             self._zmq, self._msgpack = (import_module(name) for name in ("zmq", "msgpack"))
         except ImportError as error:

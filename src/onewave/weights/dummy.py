@@ -7,16 +7,13 @@ from pathlib import Path
 
 import torch
 
-from onewave.base.errors import WeightsError
-from onewave.base.grouped import GroupedMatrix
-from onewave.base.quantized import QuantizedRows
-from onewave.weights.store import TensorInfo, quote
+from onewave.weights.store import TensorInfo, WeightStore
 
 _STD = 0.02
 _NORM_STD = 0.1
 
 
-class DummyStore:
+class DummyStore(WeightStore):
     """A WeightStore that makes each tensor up when asked, directly on `device`.
 
     A tensor depends only on (seed, name, shape, dtype) and the kind of device (a CPU and a GPU draw differently):
@@ -37,9 +34,7 @@ class DummyStore:
 
     def load(self, name: str) -> torch.Tensor:
         """Make one tensor on the store's device. Raises WeightsError for an unknown name."""
-        tensor = self.tensors.get(name)
-        if tensor is None:
-            raise WeightsError(self.description, got=f"has no tensor {quote(name)}")
+        tensor = self.find(name)
         identity = f"{self._seed}\0{name}\0{tensor.shape}\0{tensor.dtype}".encode()
         seed = int.from_bytes(hashlib.sha256(identity).digest()[:8], "little") >> 1
         generator = torch.Generator(self._device).manual_seed(seed)
@@ -47,14 +42,6 @@ class DummyStore:
         if "norm" in name:
             return values.uniform_(1 - _NORM_STD, 1 + _NORM_STD, generator=generator)
         return values.normal_(0, _STD, generator=generator)
-
-    def load_quantized(self, name: str) -> QuantizedRows | None:
-        """Return None: made-up tensors are not quantised."""
-        return None
-
-    def load_grouped(self, name: str) -> GroupedMatrix | None:
-        """Return None, for the same reason."""
-        return None
 
     def close(self) -> None:
         """Nothing to let go of."""

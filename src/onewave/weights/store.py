@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+from onewave.base.errors import WeightsError
 
 if TYPE_CHECKING:
     import torch
@@ -31,38 +34,41 @@ class TensorInfo:
     file: Path
 
 
-class WeightStore(Protocol):
-    """Named tensors, read when asked for. Stores are read-only and may be used from several threads."""
+class WeightStore(ABC):
+    """Named tensors, read when asked for. Stores are read-only and may be used from several threads.
 
-    @property
-    def description(self) -> str:
-        """Where the tensors come from, for messages: a path."""
-        ...
+    description: where the tensors come from, for messages: a path. tensors: every tensor by the file's own name.
+    """
 
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor by the file's own name."""
-        ...
+    description: str
+    tensors: Mapping[str, TensorInfo]
 
+    def find(self, name: str) -> TensorInfo:
+        """Describe a tensor. Raises WeightsError where there is none of that name."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise WeightsError(self.description, got=f"has no tensor {quote(name)}")
+        return tensor
+
+    @abstractmethod
     def load(self, name: str) -> torch.Tensor:
         """Return one tensor on the CPU in the file's dtype; a quantised one in float32. Treat it as read-only.
 
         Raises WeightsError when there is no such tensor or it can't be read, UnsupportedError for a dtype that needs
         a library which is not there.
         """
-        ...
 
     def load_quantized(self, name: str) -> QuantizedRows | None:
         """Return the packed blocks of a quantised 2-D tensor, or None when the tensor is anything else."""
-        ...
+        self.find(name)
 
     def load_grouped(self, name: str) -> GroupedMatrix | None:
         """Return a quantised matrix as codes with scales by group, or None when it is no such matrix."""
-        ...
+        self.find(name)
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of the files. Tensors that were handed out stay valid."""
-        ...
 
 
 def quote(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError, VerificationError, shown
+from onewave.base.errors import InvalidArgumentError, VerificationError, check_one_of
 from onewave.cli import options
 from onewave.cli.output import percent, show, table, write_file
 from onewave.cli.tiles import options as given
@@ -89,8 +89,8 @@ def lower_command(
     lanes, waits and counters as the kernel reads them, the places of all weights, and the task table ("table").
     Exit status: 0 written, 1 the schedule was rejected, 2 bad input.
     """
-    if queues not in (None, "static", "ticket"):
-        raise InvalidArgumentError("queues", got=shown(queues), allowed="static, ticket")
+    if queues is not None:
+        check_one_of("queues", queues, ("static", "ticket"))
     seconds: dict[str, float] = {}
     with _timed("build", seconds):
         built = program.build(workers, order)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, check_one_of
 from onewave.base.weight_formats import WEIGHT_BYTES
 from onewave.cli.output import read_file
 from onewave.models.config.model_config import ModelConfig
@@ -44,9 +44,7 @@ WeightFormat = Annotated[
 
 def weight_bytes_of(weight_format: str) -> float:
     """Bytes of a weight in the stream of that format. Raises InvalidArgumentError."""
-    if weight_format not in WEIGHT_BYTES:
-        raise InvalidArgumentError("weight format", got=repr(weight_format[:40]), allowed=", ".join(WEIGHT_BYTES))
-    return WEIGHT_BYTES[weight_format]
+    return WEIGHT_BYTES[check_one_of("weight format", weight_format, WEIGHT_BYTES)]
 
 
 def plan_and_config(file: str) -> tuple[StepPlan, ModelConfig]:
@@ -57,10 +55,7 @@ def plan_and_config(file: str) -> tuple[StepPlan, ModelConfig]:
 
 def policy_of(text: str) -> str:
     """A cache's policy; opt is belady. Raises InvalidArgumentError."""
-    policy = {"opt": "belady"}.get(text.lower(), text.lower())
-    if policy not in POLICIES:
-        raise InvalidArgumentError("policy", got=repr(text[:40]), allowed=", ".join(POLICIES))
-    return policy
+    return check_one_of("policy", {"opt": "belady"}.get(text.lower(), text.lower()), POLICIES)
 
 
 def levels_of(texts: list[str], policies: tuple[str, ...] = POLICIES) -> list[CacheLevel]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, check_one_of
 from onewave.cli import options
 from onewave.cli.output import amount, percent, show, table
 from onewave.cli.tiles import options as given
@@ -194,8 +194,7 @@ def chimera_command(
     the two products on their own.
     """
     check_sizes({"M": m, "N": n, "K": k, "L": l_, "--inner": inner})
-    if dtype not in DTYPES:
-        raise InvalidArgumentError("dtype", got=repr(dtype[:40]), allowed=", ".join(DTYPES))
+    check_one_of("dtype", dtype, DTYPES)
     if max(m, n, k, l_) > MAX_CHAIN_SIDE:
         raise InvalidArgumentError("sizes", got=f"{max(m, n, k, l_):,}", allowed=f"up to {MAX_CHAIN_SIDE:,}")
     capacity, itemsize = parse_bytes(cache), DTYPES[dtype]

@@ -29,7 +29,7 @@ from onewave.base.errors import (
     OutOfReachError,
     UnsupportedError,
     WeightsError,
-    shown,
+    check_one_of,
 )
 from onewave.base.grouped import GroupedMatrix, GroupFormat
 from onewave.base.quantized import QuantizedRows
@@ -116,8 +116,7 @@ def _open(
 ) -> tuple[WeightStore, Layout]:
     """Open the checkpoint by its kind; only that kind's reader is imported."""
     load_format = options.load_format
-    if load_format not in LOAD_FORMATS:
-        raise InvalidArgumentError("load_format", got=shown(load_format), allowed=", ".join(LOAD_FORMATS))
+    check_one_of("load_format", load_format, LOAD_FORMATS)
     if load_format == "dummy":
         from onewave.weights.dummy import DummyStore
 

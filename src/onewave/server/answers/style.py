@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import check_one_of
 from onewave.server.answers.reasoning import MARKS, Marks, marks_of
 from onewave.server.answers.tool_calls import FORMS, form_of
 
@@ -30,11 +30,8 @@ class AnswerStyle:
     def of(cls, tokenizer: Tokenizer, *, form: str = AUTO, reasoning: str = AUTO) -> AnswerStyle:
         """Look at a model's chat template. form: a key of FORMS instead; reasoning: "none" shows thoughts as content.
         Raises InvalidArgumentError."""
-        if form not in (AUTO, *FORMS):
-            raise InvalidArgumentError("tool_form", got=repr(form), allowed=", ".join((AUTO, *FORMS)))
-        if reasoning not in (AUTO, NONE, *(marks.begin for marks in MARKS)):
-            allowed = ", ".join((AUTO, NONE, *(marks.begin for marks in MARKS)))
-            raise InvalidArgumentError("reasoning", got=repr(reasoning), allowed=allowed)
+        check_one_of("tool_form", form, (AUTO, *FORMS))
+        check_one_of("reasoning", reasoning, (AUTO, NONE, *(marks.begin for marks in MARKS)))
         templates = tokenizer.parts.chat_templates
         usual, with_tools = templates.get("default"), templates.get("tool_use", templates.get("default"))
         reads_tools = with_tools is not None and tokenizer.reads_tools(tools=[{}])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from onewave.base.errors import InvalidArgumentError, shown
+from onewave.base.errors import InvalidArgumentError, check_one_of, shown
 from onewave.engine.grammar.params import StructuredOutputsParams
 from onewave.server.answers.plan import Function, Wanted
 
@@ -36,8 +36,7 @@ class Tools:
         if not names and (self.choice == "required" or asked):
             raise InvalidArgumentError("tool_choice", got="given without tools", allowed="with tools")
         for name in asked:
-            if name not in names:
-                raise InvalidArgumentError("tool_choice", got=repr(name), allowed=", ".join(names))
+            check_one_of("tool_choice", name, names)
 
     def for_template(self) -> list[dict[str, Any]]:
         """The tools that the model hears of, as chat templates read them."""

@@ -1,8 +1,8 @@
 """What bodies have in common."""
 
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Strict(BaseModel):
@@ -32,6 +32,18 @@ class Unread(Strict):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+
+
+class Generating(Strict):
+    """Fields that mean the same whatever the API. What is null has SamplingParams' default."""
+
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
 
 class ErrorBody(BaseModel):

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from onewave.engine.grammar.params import StructuredOutputsParams
 from onewave.server.answers.plan import Function
 from onewave.server.answers.tools import Tools
-from onewave.server.protocol.base import Strict
+from onewave.server.protocol.base import Generating, Strict
 
 _MAX_INT = 2**31 - 1
 
@@ -140,20 +140,13 @@ class CountRequest(Strict):
         )
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountRequest, Generating):
     """A conversation to answer."""
 
     max_tokens: Annotated[int, Field(ge=1, le=_MAX_INT)]
     stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=64)] | None = None
-    stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=_MAX_INT)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
 
 class CountAnswer(BaseModel):

@@ -8,7 +8,7 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.engine.grammar.params import StructuredOutputsParams
 from onewave.server.answers.plan import Function
 from onewave.server.answers.tools import Tools
-from onewave.server.protocol.base import StreamOptions, Strict, Unread
+from onewave.server.protocol.base import Generating, StreamOptions, Strict, Unread
 
 _MAX_INT = 2**31 - 1
 
@@ -134,18 +134,14 @@ class ReasoningOptions(Strict):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesRequest(Unread):
+class ResponsesRequest(Unread, Generating):
     """A conversation to answer. Fields that would need a memory of the server's are refused."""
 
     model: str | None = None
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = None
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
@@ -154,11 +150,8 @@ class ResponsesRequest(Unread):
     include: list[Literal["reasoning.encrypted_content"]] | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=_MAX_INT)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
     @property
     def form(self) -> StructuredOutputsParams | None:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.engine.params import SamplingParams
-from onewave.server.protocol.base import StreamOptions
+from onewave.server.protocol.base import Generating, StreamOptions
 from onewave.server.protocol.forms import FormFields
 
 MAX_TOKEN_ID = 2**31 - 1
@@ -21,16 +21,12 @@ _SAME = (
 )  # fmt: skip
 
 
-class SamplingFields(FormFields):
-    """Of any request that generates. What is null has SamplingParams' default."""
+class SamplingFields(FormFields, Generating):
+    """Of any request that generates, by OpenAI's older APIs."""
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: (
         Annotated[str, Field(min_length=1)]
         | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=_MAX_STOPS)]
@@ -46,11 +42,8 @@ class SamplingFields(FormFields):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=100)] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
     @property
     def include_usage(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from onewave.base.errors import InvalidArgumentError, shown
+from onewave.base.errors import InvalidArgumentError, check_one_of
 from onewave.tiles.graph.builders import DTYPES, check_sizes, cuts
 from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.graph.notation import parse_notation
@@ -107,8 +107,7 @@ def movement(order: str, sizes: Mapping[str, int], blocks: Mapping[str, int], it
     sizes, blocks: elements along m, n, k and l. A tensor is brought in once for every turn of the loops around it, out
     to the innermost loop that turns and that it depends on. Raises InvalidArgumentError.
     """
-    if order not in BLOCK_ORDERS:
-        raise InvalidArgumentError("block order", got=shown(order), allowed=", ".join(BLOCK_ORDERS))
+    check_one_of("block order", order, BLOCK_ORDERS)
     turns = {dim: cuts(sizes[dim], blocks[dim]) for dim in "mnkl"}
     found: dict[str, int] = {}
     for name, dims in TENSORS.items():

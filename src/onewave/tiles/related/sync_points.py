@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, check_one_of
 from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.graph.stages import Stages, stages_of
 from onewave.tiles.order.chain import coordinates
@@ -67,8 +67,7 @@ def grid_syncs(graph: TileGraph, workers: int = 132, mapping: str = "follow") ->
     """
     if not 1 <= workers <= MAX_WORKERS:
         raise InvalidArgumentError("workers", got=str(workers), allowed=f"1 to {MAX_WORKERS}")
-    if mapping not in MAPPINGS:
-        raise InvalidArgumentError("mapping", got=repr(mapping[:40]), allowed=", ".join(MAPPINGS))
+    check_one_of("mapping", mapping, MAPPINGS)
     stages = stages_of(graph)
     count = len(stages.names)
     worker = _workers(graph, stages, workers, mapping)

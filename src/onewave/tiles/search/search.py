@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, check_one_of
 from onewave.tiles.search.bounds import panel_bound
 from onewave.tiles.search.local import improve
 from onewave.tiles.search.panel_bound import pair_bound
@@ -219,9 +219,8 @@ def _check(
     if rows * cols > MAX_PANEL_TILES:
         raise InvalidArgumentError("grid", got=f"{rows} x {cols} tiles", allowed=f"1 to {MAX_PANEL_TILES:,} in all")
     check_game(rows, cols, capacity)
-    for what, got, allowed in (("policy", policy, POLICIES), ("method", method, METHODS)):
-        if got not in allowed:
-            raise InvalidArgumentError(what, got=repr(got[:40]), allowed=", ".join(allowed))
+    check_one_of("policy", policy, POLICIES)
+    check_one_of("method", method, METHODS)
     if not (0 <= start[0] < rows and 0 <= start[1] < cols):
         allowed = f"a tile inside the {rows} x {cols} grid"
         raise InvalidArgumentError("start", got=f"{start[0]},{start[1]}", allowed=allowed)

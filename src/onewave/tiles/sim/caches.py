@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from onewave.base.errors import InvalidArgumentError, shown
+from onewave.base.errors import InvalidArgumentError, check_one_of
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -86,9 +86,7 @@ def replay(policy: str, stream: Stream, capacity: int) -> CacheResult:
     Raises InvalidArgumentError for an unknown policy, or a capacity that one tile, or one group's tiles, do not fit.
     Source of belady: Belady 1966, IBM Systems Journal 5(2).
     """
-    run = CACHES.get(policy)
-    if run is None:
-        raise InvalidArgumentError("cache policy", got=shown(policy), allowed=", ".join(CACHES))
+    run = CACHES[check_one_of("cache policy", policy, CACHES)]
     largest = int(stream.nbytes.max()) if len(stream.nbytes) else 0
     if policy != "scratchpad" and capacity < largest:
         raise InvalidArgumentError(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
 
-from onewave.base.errors import InvalidArgumentError, shown
+from onewave.base.errors import InvalidArgumentError, check_one_of, shown
 from onewave.tiles.sim.caches import CACHES
 
 MAX_WORKERS = 65536
@@ -33,8 +33,7 @@ class CacheLevel:
     keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.policy not in CACHES:
-            raise InvalidArgumentError("cache policy", got=shown(self.policy), allowed=", ".join(CACHES))
+        check_one_of("cache policy", self.policy, CACHES)
         if self.capacity < 1:
             raise InvalidArgumentError(f"{self.name} capacity", got=f"{self.capacity} bytes", allowed="1 byte or more")
         _positive(f"{self.name} bandwidth", self.bandwidth)
@@ -85,8 +84,7 @@ class Machine:
                 raise InvalidArgumentError(what, got=shown(value), allowed=f"a whole number, 1 to {MAX_WORKERS}")
         if self.workers * self.co_resident > MAX_WORKERS:
             raise InvalidArgumentError("workers x co_resident", got=str(self.lanes), allowed=f"1 to {MAX_WORKERS}")
-        if self.queues not in ("ticket", "static"):
-            raise InvalidArgumentError("queues", got=shown(self.queues), allowed="ticket, static")
+        check_one_of("queues", self.queues, ("ticket", "static"))
         _positive("flops_per_ns", self.flops_per_ns)
         _positive("memory_bandwidth", self.memory_bandwidth)
         if self.lane_bandwidth is not None:

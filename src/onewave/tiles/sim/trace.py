@@ -8,14 +8,14 @@ As JSON: {"format": "onewave-trace", "version": 1, "source": "simulated"|"measur
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, check_one_of
 from onewave.tiles.sim.pictures import Bar, Picture, timeline_picture
 from onewave.tiles.sim.report import Report
 
@@ -69,8 +69,8 @@ class Trace:
     report: Report | None = None
 
     def __post_init__(self) -> None:
-        _one_of("source", self.source, ("simulated", "measured"))
-        _one_of("unit", self.unit, tuple(UNITS))
+        check_one_of("trace: source", self.source, ("simulated", "measured"))
+        check_one_of("trace: unit", self.unit, UNITS)
         if not 1 <= self.workers <= MAX_WORKERS:
             raise InvalidArgumentError("trace: workers", got=str(self.workers), allowed=f"1 to {MAX_WORKERS}")
         n = len(self.task)
@@ -269,11 +269,6 @@ def _covered(start: Floats, end: Floats) -> float:
     reached = np.maximum.accumulate(end)
     begun = np.concatenate((start[:1], np.maximum(start[1:], reached[:-1])))
     return float(np.maximum(reached - begun, 0).sum())
-
-
-def _one_of(what: str, value: str, allowed: Iterable[str]) -> None:
-    if value not in allowed:
-        raise InvalidArgumentError(f"trace: {what}", got=repr(value)[:40], allowed=", ".join(allowed))
 
 
 def _object(what: str, value: object) -> dict[str, object]:

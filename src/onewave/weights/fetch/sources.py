@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from onewave.base.errors import ConfigError, InvalidArgumentError, ModelNotFoundError, shown
+from onewave.base.errors import ConfigError, InvalidArgumentError, ModelNotFoundError, check_one_of, shown
 from onewave.base.settings import Settings
 from onewave.weights.fetch import download, hub
 from onewave.weights.fetch.aliases import ALIASES
@@ -49,8 +49,7 @@ def resolve(
     UnsupportedError for a LoRA adapter alone.
     """
     text = os.fspath(model)
-    if not isinstance(load_format, str) or load_format not in LOAD_FORMATS:  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
-        raise InvalidArgumentError("load_format", got=shown(load_format), allowed=", ".join(LOAD_FORMATS))
+    check_one_of("load_format", load_format, LOAD_FORMATS)
     if not text.strip():
         raise InvalidArgumentError("model", got=repr(text), allowed=_accepted())
     if revision is not None and not (isinstance(revision, str) and revision.strip()):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)

@@ -14,7 +14,7 @@ from onewave.base.grouped import GroupedMatrix
 from onewave.base.quantized import QuantizedRows, dequantize_rows
 from onewave.weights.formats.gguf_file import GGUFFile, GGUFTensor
 from onewave.weights.formats.gguf_pieces import piece_paths
-from onewave.weights.store import TensorInfo, quote
+from onewave.weights.store import WeightStore, quote
 
 # BF16 has no NumPy type: its bits travel as int16.
 _PLAIN_DTYPES: dict[str, tuple[str, torch.dtype]] = {
@@ -30,15 +30,16 @@ _PLAIN_DTYPES: dict[str, tuple[str, torch.dtype]] = {
 assert _PLAIN_DTYPES.keys() == PLAIN_TYPES
 
 
-class GGUFStore:
-    """A WeightStore over mapped GGUF files.
+class GGUFStore(WeightStore):
+    """Mapped GGUF files.
 
     metadata: the first file's metadata, which describes the whole model.
     """
 
     def __init__(self, files: list[GGUFFile]) -> None:
         self._files = {file.path: file for file in files}
-        self._tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
+        self._found = {name: tensor for file in files for name, tensor in file.tensors.items()}
+        self.tensors = self._found
         self.metadata: Mapping[str, object] = files[0].metadata
         self.description = str(files[0].path)
 
@@ -59,11 +60,6 @@ class GGUFStore:
         files = [first, *(GGUFFile.open(piece) for piece in paths[1:])]
         _check_pieces(files)
         return cls(files)
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor of every piece by name."""
-        return self._tensors
 
     def load(self, name: str) -> torch.Tensor:
         """Return a copy of one tensor; a quantised one becomes float32. Raises WeightsError, UnsupportedError."""
@@ -93,10 +89,8 @@ class GGUFStore:
             file.close()
 
     def _find(self, name: str) -> GGUFTensor:
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise WeightsError(self.description, got=f"has no tensor {quote(name)}")
-        return tensor
+        self.find(name)
+        return self._found[name]
 
 
 def _as_rows(

@@ -11,12 +11,10 @@ import torch
 from safetensors import safe_open
 
 from onewave.base.errors import UnsupportedError, WeightsError
-from onewave.base.grouped import GroupedMatrix
 from onewave.base.json_files import read_json_object
-from onewave.base.quantized import QuantizedRows
 from onewave.weights.formats.adapter import refuse_adapter_tensors
 from onewave.weights.formats.safetensors_header import read_header
-from onewave.weights.store import TensorInfo, quote
+from onewave.weights.store import TensorInfo, WeightStore, quote
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -25,8 +23,9 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _F8_DTYPES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
-class SafetensorsStore:
-    """A WeightStore over mapped safetensors files."""
+class SafetensorsStore(WeightStore):
+    """Mapped safetensors files. They hold no GGUF blocks, and each part of a quantised matrix is a tensor of its own
+    (weights/quantized)."""
 
     def __init__(self, directory: Path, tensors: Mapping[str, TensorInfo]) -> None:
         self.description = str(directory)
@@ -55,7 +54,7 @@ class SafetensorsStore:
 
     def load(self, name: str) -> torch.Tensor:
         """Return one tensor as a view of the mapped file. Raises WeightsError, UnsupportedError."""
-        tensor = self._find(name)
+        tensor = self.find(name)
         if tensor.dtype in _F8_DTYPES and not hasattr(torch, _F8_DTYPES[tensor.dtype]):
             raise UnsupportedError(
                 f"{tensor.file}: tensor {quote(name)} with this torch", got=tensor.dtype, next="Upgrade torch."
@@ -66,24 +65,10 @@ class SafetensorsStore:
             # The header has been checked: what is left is a file that changed or went away under us.
             raise WeightsError(str(tensor.file), got=f"tensor {quote(name)} can't be read ({error})") from error
 
-    def load_quantized(self, name: str) -> QuantizedRows | None:
-        """Return None: safetensors files hold no GGUF blocks. Raises WeightsError for an unknown name."""
-        self._find(name)
-
-    def load_grouped(self, name: str) -> GroupedMatrix | None:
-        """Return None: each part of a quantised matrix is a tensor of its own here (weights/quantized)."""
-        self._find(name)
-
     def close(self) -> None:
         """Let go of the mappings; each goes with the last tensor that views it."""
         with self._lock:
             self._handles.clear()
-
-    def _find(self, name: str) -> TensorInfo:
-        tensor = self.tensors.get(name)
-        if tensor is None:
-            raise WeightsError(self.description, got=f"has no tensor {quote(name)}")
-        return tensor
 
     def _handle(self, file: Path) -> Any:
         with self._lock:

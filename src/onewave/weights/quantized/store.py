@@ -36,8 +36,8 @@ def open_matrices(store: WeightStore, scheme: Scheme | None) -> WeightStore:
     return store
 
 
-class QuantizedStore:
-    """A WeightStore over another's tensors.
+class QuantizedStore(WeightStore):
+    """Another store's tensors.
 
     A matrix whose parts are `X.qweight`, `X.scales` and so on is `X.weight`; whatever is not quantised is there as it
     is, and so is a part that belongs to no matrix.
