@@ -267,25 +267,17 @@ def test_debug_after_two_dashes_is_a_prompt(onewave, tiny_model):
     assert done.status == 0
 
 
-def test_an_unexpected_exception_is_one_line_and_status_1(onewave, monkeypatch):
+# EOFError: an end of file deep inside is not taken for the user leaving.
+@pytest.mark.parametrize("kind", [RuntimeError, EOFError])
+def test_an_unexpected_exception_is_one_line_and_status_1(onewave, monkeypatch, kind):
     def fail(*args: object, **options: object) -> None:
-        raise RuntimeError("two\nlines")
+        raise kind("two\nlines")
 
     monkeypatch.setattr("onewave.cli.generate.open_llm", fail)
     done = onewave("generate", "hello")
     assert done.status == 1
-    assert done.err == "internal error: RuntimeError: two lines (run again with --debug for the traceback)\n"
+    assert done.err == f"internal error: {kind.__name__}: two lines (run again with --debug for the traceback)\n"
     assert "Traceback" in onewave("generate", "hello", "--debug").err
-
-
-def test_an_end_of_file_deep_inside_is_not_taken_for_the_user_leaving(onewave, monkeypatch):
-    def fail(*args: object, **options: object) -> None:
-        raise EOFError("a file ended")
-
-    monkeypatch.setattr("onewave.cli.generate.open_llm", fail)
-    done = onewave("generate", "hello")
-    assert done.status == 1
-    assert "EOFError: a file ended" in done.err
 
 
 def test_every_error_class_is_reported_alike(onewave, monkeypatch):

@@ -24,7 +24,6 @@ from kit.models.tiny_tokenizers import (
     byte_level_metadata,
     corpus,
     sentencepiece_metadata,
-    write_vocabulary,
 )
 from kit.refusals import refused
 from onewave.base.errors import InvalidArgumentError, TokenizerError
@@ -122,19 +121,6 @@ def test_building_smollm2s_tokenizer_takes_less_than_a_third_of_a_second(smollm2
         load_tokenizer(ModelLocation("gguf", smollm2_path, "smollm2"), metadata)
         seconds.append(time.process_time() - start)
     assert min(seconds) < 0.3
-
-
-@pytest.mark.parametrize("name", ["llama-bpe", "qwen2", "gpt-2"])
-def test_transformers_reads_the_same_ids_from_a_tiny_file(name: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    metadata = dict(TINY[name])
-    # transformers loses a user-defined token made of spaces; llama.cpp matches it like any other.
-    metadata["tokenizer.ggml.tokens"] = [t if t.strip() else "<tool>" for t in metadata["tokenizer.ggml.tokens"]]
-    write_vocabulary(tmp_path / "tiny.gguf", metadata)
-    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path), gguf_file="tiny.gguf")
-    ours = build(metadata)
-    for text in FILES.values():
-        assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -24,6 +24,13 @@ from onewave.server.served import Served
 
 VOCAB = 260
 NAME = "tiny"
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bern", "Zürich"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+"""A schema that tools and forms of answers are asked for."""
 CHANGES = {"vocab_size": VOCAB, "max_position_embeddings": 512, "bos_token_id": 256, "eos_token_id": 257}
 
 

@@ -5,18 +5,12 @@ from typing import Any
 
 import pytest
 
-from kit.serving import Serving
+from kit.serving import CITY, Serving
 
 jsonschema: Any = pytest.importorskip("jsonschema")
 anthropic: Any = pytest.importorskip("anthropic")
 
 USER = [{"role": "user", "content": "Hi"}]
-CITY: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Bern", "Zürich"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
 TOOL: dict[str, Any] = {"name": "weather", "description": "Weather.", "input_schema": CITY}
 QUIET: dict[str, Any] = {"thinking": {"type": "disabled"}}
 

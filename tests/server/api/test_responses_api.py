@@ -5,18 +5,12 @@ from typing import Any
 
 import pytest
 
-from kit.serving import Serving
+from kit.serving import CITY, Serving
 
 jsonschema: Any = pytest.importorskip("jsonschema")
 openai: Any = pytest.importorskip("openai")
 
 PATH = "/v1/responses"
-CITY: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Bern", "Zürich"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
 TOOL: dict[str, Any] = {"type": "function", "name": "weather", "parameters": CITY, "strict": True}
 QUIET = {"reasoning": {"effort": "none"}}
 
