@@ -181,7 +181,7 @@ def test_one_graph_under_torch_compile() -> None:
 
 def test_what_a_gpu_does_not_do_is_refused() -> None:
     q = randn(1, 2, 5, 64)
-    with pytest.raises(UnsupportedError, match=r"float32 on cuda.*allowed: float16, bfloat16"):
+    with pytest.raises(UnsupportedError, match=r"float32 on cuda.*allowed: bfloat16, float16"):
         attention(q.float(), q.float(), q.float())
     with pytest.raises(UnsupportedError, match="devices: cuda:0 and cpu"):
         attention(q, q.cpu(), q)
