@@ -3,6 +3,7 @@
 The pattern, in each operator's folder (merge_attention is the shortest example):
 
     call.py       `XCall(Call)`: the tensors and options of one call, frozen; `check(call)` raises what the user sees
+                  (ops/checks.py)
     choose.py     `choose(call) -> Choice`: backend, kernel, plan, reasons; reads shapes, strides, dtypes, `call.device`
                   and options, never contents; cached by these. Raises UnsupportedError where an explicit backend
                   does not take the call

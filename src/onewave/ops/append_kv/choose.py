@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from onewave.base.errors import UnsupportedError
-from onewave.ops.append_kv.call import AppendCall
-from onewave.ops.append_kv.checks import check
+from onewave.ops.append_kv.call import AppendCall, check
 from onewave.ops.choice import Asked, Choice, because, empty_on_meta
 from onewave.ops.decode_attention.choose import caches_of, table_of
 

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onewave.ops.append_kv.call import SCHEMA, AppendCall
-from onewave.ops.append_kv.checks import check, check_contents
+from onewave.ops.append_kv.call import SCHEMA, AppendCall, check, check_contents
 from onewave.ops.append_kv.choose import choose
 from onewave.ops.backends import load
 from onewave.ops.choice import Choice, Kept

@@ -34,8 +34,6 @@ def packing(
 ) -> Packed:
     """Check all but what the tensors hold. cu_seqlens, longest: of queries, of keys. pages: k, v, the block table."""
     cu_seqlens_q, cu_seqlens_k = cu_seqlens
-    if pages is not None:
-        check_pages(name, *pages, cu_seqlens_k)
     checks.tensors(name, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     for label, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if starts.ndim != 1 or starts.numel() < 1 or starts.dtype is not torch.int32 or starts.stride(0) != 1:
@@ -45,6 +43,8 @@ def packing(
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
         got = f"{checks.words_of(cu_seqlens_q)}, {checks.words_of(cu_seqlens_k)}"
         raise ShapeError(f"{name}: cu_seqlens_q, cu_seqlens_k", got=got, allowed="one length")
+    if pages is not None:
+        check_pages(name, *pages, len(cu_seqlens_k) - 1)
     for label, most in zip(("max_seqlen_q", "max_seqlen_k"), longest, strict=True):
         checks.whole(name, label, most, 0, _MAX_TOKENS)
     numbers = checks.as_whole(longest[0], _MAX_TOKENS), checks.as_whole(longest[1], _MAX_TOKENS)

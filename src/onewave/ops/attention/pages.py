@@ -12,17 +12,12 @@ from onewave.ops.attention.call import AttentionCall
 from onewave.ops.attention.masks import Options
 
 
-def check_pages(name: str, k: Tensor, v: Tensor, block_table: Tensor, starts_k: Tensor) -> None:
+def check_pages(name: str, k: Tensor, v: Tensor, block_table: Tensor, sequences: int) -> None:
     """k, v [pages, page_size, kv_heads, head_dim] and block_table [sequences, pages a sequence]."""
-    checks.tensors(name, k=k, v=v, block_table=block_table, cu_seqlens_k=starts_k)
-    if starts_k.ndim != 1 or starts_k.numel() < 1:
-        raise ShapeError(
-            f"{name}: cu_seqlens_k", got=checks.words_of(starts_k), allowed="contiguous int32 [sequences + 1]"
-        )
+    checks.tensors(name, k=k, v=v, block_table=block_table)
     if k.ndim != 4 or k.shape != v.shape:
         got, allowed = f"shapes {tuple(k.shape)}, {tuple(v.shape)}", "[pages, page_size, kv_heads, head_dim] twice"
         raise ShapeError(f"{name}: k, v with block_table", got=got, allowed=allowed)
-    sequences = starts_k.shape[0] - 1
     if block_table.ndim != 2 or len(block_table) != sequences or block_table.dtype is not torch.int32:
         allowed = f"int32 [{sequences}, pages a sequence]"
         raise ShapeError(f"{name}: block_table", got=checks.words_of(block_table), allowed=allowed)

@@ -7,8 +7,7 @@ from onewave.ops.choice import Asked, Choice, because, empty_on_meta
 from onewave.ops.decode_attention.call import Projection
 from onewave.ops.decode_attention.choose import caches_of
 from onewave.ops.decode_attention.choose import choose as choose_decode
-from onewave.ops.masked_multihead_attention.call import MaskedCall
-from onewave.ops.masked_multihead_attention.checks import as_heads, check, result_dtype
+from onewave.ops.masked_multihead_attention.call import MaskedCall, as_heads, check, result_dtype
 
 _REFERENCE = "masked_multihead_attention/reference.py"
 _ROUNDINGS = {"half_even": False, "half_away": True}

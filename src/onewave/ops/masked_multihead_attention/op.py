@@ -9,12 +9,13 @@ from onewave.ops import checks
 from onewave.ops.backends import load
 from onewave.ops.decode_attention.call import Projection
 from onewave.ops.library import checks_contents, is_watched, refuse_grad, register
-from onewave.ops.masked_multihead_attention.call import SCHEMA, MaskedCall, masked_call
-from onewave.ops.masked_multihead_attention.checks import (
+from onewave.ops.masked_multihead_attention.call import (
+    SCHEMA,
+    MaskedCall,
     as_heads,
     check,
     check_lengths,
-    check_tensors_of,
+    masked_call,
     result_dtype,
 )
 from onewave.ops.masked_multihead_attention.choose import choose, switches
@@ -82,7 +83,9 @@ def masked_multihead_attention(
         "bias": bias, "src_mask": src_mask, "finished": finished, "rotary": rotary, "qkv_out_scale": qkv_out_scale,
         "out_shift": out_shift, "out_smooth": out_smooth, "out": out,
     }  # fmt: skip
-    check_tensors_of(qkv, {"cache_k": cache_k, "cache_v": cache_v, "seq_lens": seq_lens}, optional)
+    checks.optional(_NAME, optional)
+    checks.tensors(_NAME, qkv=qkv, cache_k=cache_k, cache_v=cache_v, seq_lens=seq_lens)
+    checks.one_device(_NAME, qkv, (cache_k, cache_v, seq_lens, *optional.values()))
     x = as_heads(qkv, cache_k, cache_v)
     call = MaskedCall(
         x, cache_k, cache_v, seq_lens,

@@ -7,8 +7,7 @@ from onewave.ops.append_kv.reference import rotate
 from onewave.ops.choice import Choice
 from onewave.ops.kv_layout import key_rows
 from onewave.ops.library import outside_autocast
-from onewave.ops.masked_multihead_attention.call import MaskedCall
-from onewave.ops.masked_multihead_attention.checks import check_lengths
+from onewave.ops.masked_multihead_attention.call import MaskedCall, check_lengths
 
 
 def run(call: MaskedCall, choice: Choice) -> None:
