@@ -211,7 +211,8 @@ def change(parts: dict[str, Tensor], part: str, to: Callable[[Tensor], Tensor] |
         ("packed int4", "weight_shape", lambda t: t + 1, f"tensor '{Q}.weight_shape': [129, 129]; allowed: [128, 128]"),
         ("packed int4, asymmetric", "weight_zero_point", None, "weight_packed': its weight_zero_point is missing"),
         ("packed int4, wide zero points", "weight_zero_point", lambda t: t * 0 + 9, "zero point 9; allowed: -8 to 7"),
-        ("fp8 by row", "weight", lambda t: t.float().to(torch.float8_e5m2), "F8_E5M2; allowed: I8, F8_E4M3"),
+        ("fp8 by row", "weight", lambda t: t.float().to(torch.float8_e5m2), "F8_E5M2; allowed: F8_E4M3"),
+        ("fp8, one scale", "weight", lambda t: t.view(torch.int8), f"tensor '{Q}.weight': dtype I8; allowed: F8_E4M3"),
         ("fp8 by row", "weight", lambda t: (t.view(torch.uint8) | 127).view(t.dtype), "weights that are no numbers"),
     ],
 )

@@ -14,6 +14,7 @@ _NEXT = "Use the model's unquantised checkpoint or a GGUF of it."
 _BITS = (4, 8)
 # compressed-tensors' formats: whether their codes are packed into words.
 _FORMATS = {"pack-quantized": True, "int-quantized": False, "float-quantized": False, "naive-quantized": False}
+_E4M3 = ("F8_E4M3",)
 _LARGEST_OF_KV = {"float8": 448.0, "int8": 127.0}
 _STRATEGIES = ("tensor", "channel", "group", "block")
 
@@ -101,13 +102,14 @@ def _fp8(section: Fields) -> Scheme:
     if block is None:
         kinds = ((8, Sharing(None, None)), (8, Sharing(1, None)))
         activations = Activations.STATIC if asked == "static" else Activations.BY_TOKEN
-        return Scheme("fp8", Packing.PLAIN, kinds, activations=activations)
+        return Scheme("fp8", Packing.PLAIN, kinds, activations=activations, codes=_E4M3)
     kinds = ((8, _block(section, "weight_block_size")),)
-    return Scheme("fp8", Packing.BLOCKS, kinds, not_followed=f"{asked} e4m3 by groups of columns")
+    return Scheme("fp8", Packing.BLOCKS, kinds, not_followed=f"{asked} e4m3 by groups of columns", codes=_E4M3)
 
 
 def _fbgemm_fp8(section: Fields) -> Scheme:
-    return Scheme("fbgemm_fp8", Packing.PLAIN, ((8, Sharing(1, None)),), not_followed="e4m3 with a bound of scales")
+    kinds, bound = ((8, Sharing(1, None)),), "e4m3 with a bound of scales"
+    return Scheme("fbgemm_fp8", Packing.PLAIN, kinds, not_followed=bound, codes=_E4M3)
 
 
 def _compressed_tensors(section: Fields) -> Scheme:
@@ -147,6 +149,7 @@ def _compressed_tensors(section: Fields) -> Scheme:
             activations,
             not_followed,
             zero_points=bool(those) and not any(weights.flag("symmetric", default=True) for weights in those),
+            codes=("I32",) if packed else tuple(dict.fromkeys(map(_plain_codes, those))),
             beside=beside,
         )
     assert beside is not None
@@ -200,6 +203,10 @@ def _weights(weights: Fields, *, packed: bool) -> tuple[int, Sharing]:
     if strategy not in _STRATEGIES:
         raise weights.unsupported("strategy", strategy, ", ".join(_STRATEGIES), next=_NEXT)
     return bits, Sharing(1 if strategy == "channel" else None, None)
+
+
+def _plain_codes(weights: Fields) -> str:
+    return "F8_E4M3" if weights.text("type") == "float" else "I8"
 
 
 def _bits(section: Fields, key: str) -> int:

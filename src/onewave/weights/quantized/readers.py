@@ -105,8 +105,7 @@ def plan(scheme: Scheme, parts: Mapping[str, TensorInfo], stored_shape: tuple[in
         if name not in parts:
             _fail(main, f"its {name} is missing", next="The file is incomplete; fetch it again.")
     is_float = main.dtype == "F8_E4M3"
-    allowed = ("I32",) if scheme.packing not in (Packing.PLAIN, Packing.BLOCKS) else ("I8", "F8_E4M3")
-    _check_dtype(main, *allowed)
+    _check_dtype(main, *scheme.codes)
     _check_dtype(parts[names.scale], *_NUMBERS)
     if len(main.shape) != 2:
         _fail(main, f"shape {list(main.shape)}", "a matrix")

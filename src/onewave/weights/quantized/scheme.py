@@ -39,7 +39,7 @@ class Scheme:
     act_order: whether columns were quantised in an order of their own, so that each matrix needs its index.
     zero_points: whether each matrix needs them.
     activations: None where they stay in 16 bits or more. not_followed: in words, what the config asks of them and is
-    not done. beside: of matrices that are packed otherwise.
+    not done. codes: dtypes that tensors of codes may have. beside: of matrices that are packed otherwise.
     """
 
     method: str
@@ -49,4 +49,5 @@ class Scheme:
     activations: Activations | None = None
     not_followed: str | None = None
     zero_points: bool = False
+    codes: tuple[str, ...] = ("I32",)
     beside: "Scheme | None" = None
