@@ -230,6 +230,14 @@ def test_the_last_text_part_of_a_final_message_is_continued() -> None:
     assert tokenizer.apply_chat_template(talk, tokenize=False) == "<ab>"
 
 
+def test_a_final_message_that_the_template_writes_twice_is_continued_the_second_time() -> None:
+    tokenizer = with_template("{% for m in messages %}{{ m.content }}#{{ m.content|trim }}<|im_end|>{% endfor %}")
+    talk = [{"role": "assistant", "content": " é <|im_end|> "}]
+    text, ids = tokenizer.lay_out_chat(talk, False, True)
+    assert text == " é <|im_end|> #é <|im_end|>"
+    assert tokenizer.special_ids.isdisjoint(ids)
+
+
 @pytest.mark.parametrize(
     ("template", "message", "says"),
     [

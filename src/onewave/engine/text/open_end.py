@@ -50,7 +50,11 @@ def cut_at(chat: RenderedChat, mark: str) -> RenderedChat:
             got="a last message that the template leaves out or changes",
             allowed="another one",
         )
-    text = chat.text[:at]
+    text, writers = chat.text[:at], chat.writers
     if not chat.text.startswith(f"{mark} ", at):
         text = text.rstrip()
-    return replace(chat, text=text, writers=chat.writers[: len(text)])
+    # A template may write the message before as well.
+    while (first := text.find(mark)) >= 0:
+        end = first + len(mark) + text.startswith(f"{mark} ", first)
+        text, writers = text[:first] + text[end:], writers[:first] + writers[end:]
+    return replace(chat, text=text, writers=writers[: len(text)])
