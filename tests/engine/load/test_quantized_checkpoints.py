@@ -183,6 +183,15 @@ def test_groups_that_are_no_whole_blocks_become_float32(tmp_path: Path) -> None:
     assert [piece.kind for piece in weight.pieces] == ["F32"]
 
 
+def test_rows_that_are_no_whole_words_are_filled_up(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, config_of("llama", **SIZES | {"intermediate_size": 172}, num_hidden_layers=1))
+    config = compressed("pack-quantized", num_bits=4, type="int", strategy="channel", symmetric=False)
+    values = quantise_checkpoint(tmp_path, lambda rows, cols: packed(rows, cols, group=cols, sym=False), config)
+    down = ours(tmp_path, packed=True).weights.layers[0].down
+    assert isinstance(down, PackedWeight)
+    assert np.array_equal(down.dequantize().numpy(), values["model.layers.0.mlp.down_proj.weight"])
+
+
 Q = "model.layers.0.self_attn.q_proj"
 
 

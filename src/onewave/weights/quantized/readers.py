@@ -95,7 +95,8 @@ class Plan:
 def plan(scheme: Scheme, parts: Mapping[str, TensorInfo], stored_shape: tuple[int, ...] | None = None) -> Plan:
     """Check a matrix's parts against each other by what the files' headers say.
 
-    stored_shape: the matrix's, which decides where several of the scheme's kinds fit. Raises WeightsError.
+    stored_shape: the matrix's, where that is stored; it decides where several of the scheme's kinds fit. Raises
+    WeightsError.
     """
     names = NAMES[scheme.packing]
     main = parts[names.main]
@@ -113,7 +114,7 @@ def plan(scheme: Scheme, parts: Mapping[str, TensorInfo], stored_shape: tuple[in
     wanted: list[str] = []
     ragged = ""
     for bits, sharing in scheme.kinds:
-        shape = _shape(scheme.packing, main.shape, bits)
+        shape = _shape(scheme.packing, main.shape, bits, stored_shape)
         if sharing.rows == 1 and sharing.cols and shape[1] % sharing.cols:
             ragged = f"{shape[1]} columns in groups of {sharing.cols}"
             continue
@@ -137,14 +138,21 @@ def _fits_zeros(parts: Mapping[str, TensorInfo], bits: int) -> bool:
     return zeros is None or zeros.shape[-1:] == (-(-parts["scales"].shape[-1] * bits // 32),)
 
 
-def _shape(packing: Packing, shape: tuple[int, ...], bits: int) -> tuple[int, int]:
-    """(rows, cols) of a matrix whose codes have this shape."""
+def _shape(
+    packing: Packing, shape: tuple[int, ...], bits: int, stored_shape: tuple[int, ...] | None
+) -> tuple[int, int]:
+    """(rows, cols) of a matrix whose codes have this shape; the last word of a packed row may be filled up."""
     first, second = shape
     if packing in (Packing.GPTQ, Packing.GPTQ_V2):
         return second, first * 32 // bits
     if packing is Packing.AWQ:
         return second * 32 // bits, first
-    return (first, second * 32 // bits) if packing is Packing.PACKED else (first, second)
+    if packing is not Packing.PACKED:
+        return first, second
+    cols = second * 32 // bits
+    if stored_shape is not None and len(stored_shape) == 2 and 0 <= cols - stored_shape[1] < 32 // bits:
+        cols = int(stored_shape[1])
+    return first, cols
 
 
 def _scale_shapes(packing: Packing, shape: tuple[int, int], sharing: Sharing) -> list[tuple[int, ...]]:
@@ -251,7 +259,7 @@ def _codes(made: Plan, stored: npt.NDArray[Any]) -> Codes:
         return np.ascontiguousarray(codes.reshape(len(stored), -1).T)
     if packing is not Packing.PACKED:
         stored = np.ascontiguousarray(stored.T)
-    return unpack_words(stored, made.bits)
+    return np.ascontiguousarray(unpack_words(stored, made.bits)[:, : made.shape[1]])
 
 
 def unpack_words(words: _Words, bits: int) -> npt.NDArray[np.uint8]:

@@ -71,8 +71,8 @@ class QuantizedStore(WeightStore):
             }
             if names.scale not in parts and f"{module}.{names.or_scale}" in tensors:
                 parts[names.scale] = tensors.pop(f"{module}.{names.or_scale}")
-            many = len(scheme.kinds) > 1 and "weight_shape" in parts
-            made = plan(scheme, parts, tuple(self._array(parts["weight_shape"]).flat) if many else None)
+            shape = tuple(self._array(parts["weight_shape"]).flat) if "weight_shape" in parts else None
+            made = plan(scheme, parts, shape)
             weight = f"{module}.weight"
             if weight in tensors:
                 raise WeightsError(str(made.main.file), got=f"tensors {weight!r} and {made.main.name!r}", allowed="one")
