@@ -1,5 +1,6 @@
 """The table that `onewave tiles lower decode` writes is the one that the engine launches, word for word."""
 
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from kit.lanes import slow
 from kit.models.dummy import write_config
 from kit.task_tables.verify_table import verify_table
 from onewave.base.weight_formats import COMPACT, ROUNDINGS, WeightFormat
@@ -22,7 +24,7 @@ from onewave.tiles.proof.table import TaskTable
 from onewave.wave.launch import launch
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.program_file import read_program, read_table
-from onewave.weights.fetch.sources import ModelLocation
+from onewave.weights.fetch.sources import BUILTIN_DIR, ModelLocation
 
 FORMATS: dict[str, WeightFormat | None] = {"16-bit": None, "compact": COMPACT, **ROUNDINGS}
 
@@ -83,13 +85,17 @@ def check_same(found: WaveProgram, expected: WaveProgram) -> None:
     ("model", "batch", "weight_format"),
     [
         ("tiny", 1, "16-bit"), ("tiny", 8, "int8"), ("tiny", 3, "compact"),
-        ("llama-3.2-1b", 8, "16-bit"), ("llama-3.2-1b", 1, "compact"),
+        ("two layers", 8, "16-bit"), ("two layers", 1, "compact"), slow("llama-3.2-1b", 8, "16-bit"),
     ],
 )  # fmt: skip
 def test_the_words_that_the_command_writes_are_the_words_that_the_engine_launches(
     model: str, batch: int, weight_format: str, tiny: str, sms: int, tmp_path: Path
 ) -> None:
     name = tiny if model == "tiny" else model
+    if model == "two layers":
+        facts = json.loads((BUILTIN_DIR / "llama-3.2-1b.json").read_text())
+        name = str(tmp_path / "two.json")
+        Path(name).write_text(json.dumps(facts | {"num_hidden_layers": 2}))
     by_command = written(name, batch, weight_format, sms, tmp_path / "step.npz")
     config, how = find_config(name), loaded_by(batch, weight_format, tmp_path)
     planned = load_module.program_of(config, how)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch._inductor.utils import run_and_get_code
 
 from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, random_model
 from onewave.base.errors import UnsupportedError
@@ -16,6 +15,11 @@ from onewave.models.config.model_config import RopeConfig
 from onewave.models.llama import Llama
 
 ALL = FAMILIES | {"part of a head rotates": replace(BASE, rope=RopeConfig("default", 500.0, 16))}
+# Each layer more takes the compiler seconds.
+SHALLOW = {
+    family: config if family == "a sliding window" else replace(config, num_layers=1, layer_windows=(None,))
+    for family, config in ALL.items()
+}
 
 
 def filled(model: Llama, sequences: int, context: int) -> KVCache:
@@ -29,7 +33,7 @@ def filled(model: Llama, sequences: int, context: int) -> KVCache:
 @pytest.mark.parametrize(("family", "sequences", "context"), [*((family, 3, 20) for family in ALL), ("llama", 1, 0)])
 @torch.inference_mode()
 def test_logits_are_the_plain_steps_for_one_token_after_the_other(family: str, sequences: int, context: int) -> None:
-    model = in_float32(random_model(ALL[family]))
+    model = in_float32(random_model(SHALLOW[family]))
     kv = filled(model, sequences, context)
     step = compiled_step(model, kv, context, backend="aot_eager")
     positions = torch.full((sequences,), context)
@@ -42,9 +46,11 @@ def test_logits_are_the_plain_steps_for_one_token_after_the_other(family: str, s
 @pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch's compiler needs one for C++ on a CPU")
 @torch.inference_mode()
 def test_the_compiler_copies_no_cache() -> None:
-    # One layer: each more takes the compiler seconds.
-    model = in_float32(random_model(replace(BASE, num_layers=1, layer_windows=(None,))))
+    model = in_float32(random_model(SHALLOW["llama"]))
     step = compiled_step(model, filled(model, 3, 20), 20)
+    # Imported here: whoever collects these tests would wait two seconds for it.
+    from torch._inductor.utils import run_and_get_code
+
     _, (code,) = run_and_get_code(step, torch.arange(3), torch.full((3,), 20))
     allocated = [line for line in code.splitlines() if "= empty_strided_cpu(" in line]
     assert allocated, code
@@ -52,7 +58,7 @@ def test_the_compiler_copies_no_cache() -> None:
 
 
 def test_more_shapes_than_pytorch_recompiles_for_are_compiled() -> None:
-    model = in_float32(random_model(BASE))
+    model = in_float32(random_model(SHALLOW["llama"]))
     with torch.inference_mode():
         for context in range(10):
             step = compiled_step(model, filled(model, 1, context), context, backend="eager")

@@ -8,7 +8,6 @@ import pytest
 from kit.serving import CITY, Serving
 
 jsonschema: Any = pytest.importorskip("jsonschema")
-anthropic: Any = pytest.importorskip("anthropic")
 
 USER = [{"role": "user", "content": "Hi"}]
 TOOL: dict[str, Any] = {"name": "weather", "description": "Weather.", "input_schema": CITY}
@@ -17,6 +16,8 @@ QUIET: dict[str, Any] = {"thinking": {"type": "disabled"}}
 
 @pytest.fixture
 def client(qwen: Serving) -> Any:
+    # Imported here: whoever collects these tests would wait two seconds for it.
+    anthropic = pytest.importorskip("anthropic")
     return anthropic.Anthropic(base_url=qwen.url, api_key="none", max_retries=0)
 
 
@@ -106,6 +107,8 @@ def test_a_form_is_kept_to(client: Any) -> None:
     ],
 )
 def test_errors_are_anthropics(client: Any, asked: dict[str, Any], kind: str, said: str) -> None:
+    import anthropic
+
     asked = {"model": "tiny", "max_tokens": 4, "messages": USER, **asked}
     for call in (client.messages.create, lambda **asked: client.messages.create(stream=True, **asked)):
         with pytest.raises(getattr(anthropic, kind), match=said) as raised:

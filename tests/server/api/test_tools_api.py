@@ -9,7 +9,6 @@ import pytest
 from kit.serving import Serving
 
 jsonschema: Any = pytest.importorskip("jsonschema")
-openai: Any = pytest.importorskip("openai")
 
 PATH = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]
@@ -228,6 +227,7 @@ def test_a_thought_that_the_template_begins_is_reasoning(server: Serving) -> Non
 
 
 def test_openais_client_reads_calls_and_parses_forms(server: Serving) -> None:
+    openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     more = {"chat_template_kwargs": NO_THOUGHT}
     with client.chat.completions.stream(

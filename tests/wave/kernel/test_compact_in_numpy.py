@@ -70,10 +70,9 @@ def test_a_step_on_compact_weights_is_the_step_on_plain_ones(family: str) -> Non
 @pytest.mark.parametrize(
     ("batch", "filling"),
     [
-        (1, 0.0),
         (3, 100.0),
         (16, 0.0),
-        *(slow(*each) for each in [(1, 100.0), (2, 0.0), (3, 0.0), (8, 100.0), (16, 100.0)]),
+        *(slow(*each) for each in [(1, 0.0), (1, 100.0), (2, 0.0), (3, 0.0), (8, 100.0), (16, 100.0)]),
     ],
 )
 def test_every_width_of_the_products(batch: int, filling: float, monkeypatch: pytest.MonkeyPatch) -> None:
