@@ -143,7 +143,7 @@ def test_counters_print_bytes_over_the_least_and_hits(
 ) -> None:
     asked: list[int] = []
 
-    def counted(shapes: list[FFNShape], *given: Any, reps: int) -> list[CountedFFN]:
+    def counted(shapes: list[FFNShape], *given: Any, reps: int, **_: object) -> list[CountedFFN]:
         asked.append(reps)
         return [CountedFFN(shape, "chain", (Counters(3.0 * shape.least_bytes, 0.0, 0.625),)) for shape in shapes]
 
