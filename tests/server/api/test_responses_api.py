@@ -28,6 +28,8 @@ def events_of(client: Any, **asked: Any) -> tuple[list[Any], Any]:
     numbers = [event.sequence_number for event in events]
     assert numbers == list(range(len(events)))
     assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [(item.id, item.status) for item in done] == [(item.id, item.status) for item in events[-1].response.output]
     return events, events[-1].response
 
 

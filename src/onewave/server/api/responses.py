@@ -140,6 +140,7 @@ class _Answer:
     def __init__(self, served: Served, head: dict[str, Any]) -> None:
         self._served, self.fields, self.blocks = served, head, Blocks()
         self._numbers = count()
+        self._cut = False
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """An event with its number."""
@@ -156,7 +157,7 @@ class _Answer:
         part = {**place, "content_index": 0}
         stem = {"text": "response.output_text", "reasoning": "response.reasoning_text"}.get(block.kind)
         logprobs: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
-        item = {"output_index": block.index, "item": _item(block, done=found.what == "end")}
+        item = {"output_index": block.index, "item": self._item(block, done=found.what == "end")}
         if found.what == "begin":
             yield self.event("response.output_item.added", **item)
             if stem is not None:
@@ -175,19 +176,21 @@ class _Answer:
                 yield self.event("response.content_part.done", **part, part=_part(block, block.text))
             yield self.event("response.output_item.done", **item)
 
-    def end(self, result: RequestOutput, reason: str | None) -> str:
+    def finish(self, reason: str | None) -> list[BlockEvent]:
+        """Take why it ended; end the block that is open."""
+        self._cut = reason == "length"
+        return [*self.blocks.finish()]
+
+    def end(self, result: RequestOutput) -> str:
         """Fill in how it ended; return the word for that."""
-        cut = reason == "length"
-        status = "incomplete" if cut else "completed"
-        output = [_item(block, done=True) for block in self.blocks.all]
-        if cut and output:
-            output[-1]["status"] = "incomplete"
+        status = "incomplete" if self._cut else "completed"
+        output = [self._item(block, done=True) for block in self.blocks.all]
         usage = usage_of(result)
         thoughts = "".join(block.text for block in self.blocks.all if block.kind == "reasoning")
         num_thoughts = len(self._served.tokenizer.encode(thoughts, add_special_tokens=False)) if thoughts else 0
         self.fields |= {
             "status": status,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if self._cut else None,
             "output": output,
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
@@ -199,12 +202,26 @@ class _Answer:
         }
         return status
 
+    def _item(self, block: Block, *, done: bool) -> dict[str, Any]:
+        """A block as an item; the last one of an answer that was cut is incomplete."""
+        cut = self._cut and block is self.blocks.all[-1]
+        item: dict[str, Any] = {"id": _item_id(block), "status": "in_progress"}
+        if done:
+            item["status"] = "incomplete" if cut else "completed"
+        parts = [_part(block, block.text)] if done else []
+        if block.kind == "reasoning":
+            return {**item, "type": "reasoning", "summary": [], "content": parts}
+        if block.kind == "text":
+            return {**item, "type": "message", "role": "assistant", "content": parts}
+        return {**item, "type": "function_call", "call_id": block.call_id, "name": block.name, "arguments": block.text}
+
 
 async def _whole(served: Served, turn: Turn, answer: _Answer) -> dict[str, Any]:
     done = await whole(served, turn)
-    for _ in [*answer.blocks.push(done.deltas[0].piece), *answer.blocks.finish()]:
+    for _ in answer.blocks.push(done.deltas[0].piece):
         pass
-    answer.end(done.result, done.deltas[0].finish_reason)
+    answer.finish(done.deltas[0].finish_reason)
+    answer.end(done.result)
     return answer.fields
 
 
@@ -220,12 +237,12 @@ async def _events(served: Served, turn: Turn, answer: _Answer) -> AsyncGenerator
                 for delta in step.deltas:
                     changes = [*answer.blocks.push(delta.piece)]
                     if delta.finish_reason is not None:
-                        changes += answer.blocks.finish()
+                        changes += answer.finish(delta.finish_reason)
                     for change in changes:
                         for each in answer.of_block(change):
                             yield each
                     if delta.finish_reason is not None:
-                        yield answer.of_response(answer.end(step.result, delta.finish_reason))
+                        yield answer.of_response(answer.end(step.result))
     except Exception as error:
         if not begun:
             raise
@@ -236,16 +253,6 @@ async def _events(served: Served, turn: Turn, answer: _Answer) -> AsyncGenerator
 
 def _item_id(block: Block) -> str:
     return {"reasoning": "rs_", "text": "msg_", "call": "fc_"}[block.kind] + block.block_id
-
-
-def _item(block: Block, *, done: bool) -> dict[str, Any]:
-    item: dict[str, Any] = {"id": _item_id(block), "status": "completed" if done else "in_progress"}
-    parts = [_part(block, block.text)] if done else []
-    if block.kind == "reasoning":
-        return {**item, "type": "reasoning", "summary": [], "content": parts}
-    if block.kind == "text":
-        return {**item, "type": "message", "role": "assistant", "content": parts}
-    return {**item, "type": "function_call", "call_id": block.call_id, "name": block.name, "arguments": block.text}
 
 
 def _part(block: Block, text: str) -> dict[str, Any]:
