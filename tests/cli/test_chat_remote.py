@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs onewave[serve]")
 
-from kit.serving import NAME, Serving, serve_in_thread, tiny_llm
+from kit.serving import NAME, Serving, answering, serve_in_thread, tiny_llm
 from onewave.cli.remote import RemoteModel
 from onewave.engine.params import SamplingParams
 from onewave.server.options import ServeOptions
@@ -61,3 +61,30 @@ def test_what_a_server_or_the_command_refuses_is_one_error(onewave, serving: Ser
 @pytest.mark.parametrize(("url", "message"), [("http://127.0.0.1:1", "127.0.0.1:1"), ("ftp://here", "--url")])
 def test_a_server_that_is_not_there_is_one_error(onewave, url, message):
     assert message in onewave("chat", "--url", url, "--message", "Hi").error()
+
+
+MODELS = b'HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{"data": [7, {"id": "m", "max_model_len": "8"}]}'
+EVENTS = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ([EVENTS + b'{"data": {"id": "m"}}'], "the server lists no model"),
+        ([MODELS, EVENTS + b"data: null\n\n"], "Is a server with OpenAI's API there"),
+        ([MODELS, EVENTS + b'data: {"choices": 5}\n\n'], "Is a server with OpenAI's API there"),
+        ([MODELS, EVENTS + b'data: {"usage": {"completion_tokens": "x"}}\n\n'], "Is a server with OpenAI's API there"),
+    ],
+)
+def test_a_server_that_answers_badly_is_one_error(onewave, answers, message):
+    with answering(*answers) as url:
+        done = onewave("chat", "--url", url, "--message", "Hi")
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err.splitlines()[-1]
+
+
+def test_a_server_that_does_not_count_tokens_is_talked_to_all_the_same(onewave):
+    models = MODELS.replace(b'"8"', b"8")
+    event = EVENTS + b'data: {"choices": [{"delta": {"content": "Yes."}}], "usage": {"completion_tokens": 2}}\n\n'
+    with answering(models, b"HTTP/1.1 404 Not Found\r\nConnection: close\r\n\r\n", event) as url:
+        assert onewave("chat", "--url", url, "--message", "Hi", "--max-tokens", "5").out == "Yes.\n"

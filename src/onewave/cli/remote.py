@@ -46,13 +46,15 @@ class RemoteModel:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._params, self._layout = _changed(params), dict(layout)
         listed = self._ask("GET", "/v1/models", None)
-        models = {str(one.get("id")): one for one in listed.get("data") or ()}
+        data = listed.get("data")
+        entries = cast("list[dict[str, Any]]", data) if isinstance(data, list) else []
+        models = {str(one.get("id")): one for one in entries if isinstance(one, dict)}  # pyright: ignore[reportUnnecessaryIsInstance] (what a server says)
         if not models or (name is not None and name not in models):
             allowed = ", ".join(models) or "nothing: the server lists no model"
             raise InvalidArgumentError("model", got=shown(name), allowed=allowed)
         self.name = next(iter(models)) if name is None else name
-        found = models[self.name]
-        self.max_model_len: int | None = found.get("max_model_len")
+        room = models[self.name].get("max_model_len")
+        self.max_model_len = room if isinstance(room, int) else None
         self._stats = ""
 
     def stream(self, messages: list[dict[str, str]]) -> Generator[Said]:
@@ -61,7 +63,7 @@ class RemoteModel:
         body["stream_options"] = {"include_usage": True}
         if "max_tokens" in body and (room := self.room(messages)) is not None:
             body["max_tokens"] = max(1, min(body["max_tokens"], room))  # servers refuse more than there is room for
-        usage: dict[str, Any] = {}
+        usage: dict[str, int] = {}
         began, first, parts = time.perf_counter(), None, 0
         connection = self._connect()
         try:
@@ -73,13 +75,13 @@ class RemoteModel:
                 event = json.loads(data)
                 if "error" in event:
                     raise OnewaveError(self.name, got=message_of(data))
-                usage = event.get("usage") or usage
+                usage = _counts(event.get("usage")) or usage
                 for choice in event.get("choices", ()):
                     text = choice.get("delta", {}).get("content") or ""
                     parts += bool(text)
                     first = first or (time.perf_counter() if text else None)
                     yield Said(text, usage.get("completion_tokens", parts), choice.get("finish_reason"))
-        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
+        except (OSError, http.client.HTTPException, ValueError, AttributeError, TypeError) as error:
             raise self._broken(error) from error
         finally:
             connection.close()
@@ -90,8 +92,11 @@ class RemoteModel:
         if self.max_model_len is None:
             return None
         layout = {name: value for name, value in self._layout.items() if name in ("tools", "chat_template")}
-        counted = self._ask("POST", "/tokenize", {"model": self.name, "messages": messages, **layout})
-        return self.max_model_len - int(counted["count"])
+        try:
+            counted = self._ask("POST", "/tokenize", {"model": self.name, "messages": messages, **layout})
+            return self.max_model_len - int(counted["count"])
+        except (OnewaveError, KeyError, TypeError, ValueError):  # the answer's own request says what is wrong
+            return None
 
     def stats(self) -> str:
         """A line about the last whole answer."""
@@ -146,13 +151,19 @@ def _changed(params: SamplingParams) -> dict[str, Any]:
     return body
 
 
-def _stats_line(began: float, first: float | None, usage: dict[str, Any]) -> str:
+def _counts(usage: Any) -> dict[str, int]:
+    """What a usage counts. Raises AttributeError, TypeError, ValueError."""
+    found: dict[str, Any] = {} if usage is None else {**usage, **(usage.get("prompt_tokens_details") or {})}
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens")
+    return {name: int(found[name]) for name in names if found.get(name) is not None}
+
+
+def _stats_line(began: float, first: float | None, usage: dict[str, int]) -> str:
     end = time.perf_counter()
     parts = [] if first is None else [f"first token after {first - began:.3f} s"]
     generated = usage.get("completion_tokens", 0)
     if first is not None and generated > 1:
         parts.append(f"{(generated - 1) / max(end - first, 1e-9):.1f} tokens/s")
-    details: dict[str, Any] = usage.get("prompt_tokens_details") or {}
-    cached = details.get("cached_tokens", 0)
+    cached = usage.get("cached_tokens", 0)
     parts.append(f"{usage.get('prompt_tokens', 0)} prompt ({cached} cached) and {generated} generated tokens")
     return ", ".join(parts)

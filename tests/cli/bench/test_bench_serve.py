@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import socketserver
-import threading
 from xml.etree import ElementTree
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs onewave[serve]")
 
 from kit.ledgers import read_ledger
-from kit.serving import NAME, serve_in_thread, tiny_llm
+from kit.serving import NAME, answering, serve_in_thread, tiny_llm
 from onewave.bench.serve.client import Endpoint
 from onewave.bench.serve.load import Answer, Level, LevelResult, Limits, _take, ask, run_level
 from onewave.bench.serve.workload import Workload
@@ -102,14 +100,6 @@ def test_chat_repeats_what_was_said(onewave, url):
     assert json.loads(done.out)["results"][0]["requests"] == 2
 
 
-class Bad(socketserver.StreamRequestHandler):
-    """Answers with the server's `answer`, whatever is asked."""
-
-    def handle(self):
-        self.request.recv(65536)
-        self.wfile.write(self.server.answer)
-
-
 EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
 
@@ -121,17 +111,22 @@ EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
         (b"", "Is the server there?"),
         (EVENTS + b"data: {nonsense}\n\n", "an event that is not OpenAI's"),
         (EVENTS + b"data: [DONE]\n\n", "without a token"),
+        (
+            EVENTS + b'data: {"usage": {"prompt_tokens": 1, "completion_tokens": "x"}}\n\n',
+            "an event that is not OpenAI's",
+        ),
         (EVENTS + b'data: {"error": {"message": "broke"}}\n\n', "broke"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40\r\ndata", "Is the server there?"),
     ],
 )
 def test_a_server_that_answers_badly_is_one_clear_error(onewave, answer, message):
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Bad) as server:
-        server.answer = answer
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        where = f"http://127.0.0.1:{server.server_address[1]}"
+    with answering(answer) as where:
         assert message in onewave("bench", "serve", "--url", where, "--model", "m").error()
-        server.shutdown()
+
+
+def test_a_server_that_lists_no_model_is_one_clear_error(onewave):
+    with answering(b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"data": []}') as where:
+        assert "no model. Name one with --model" in onewave("bench", "serve", "--url", where).error()
 
 
 @pytest.mark.parametrize(

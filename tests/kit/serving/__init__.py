@@ -2,6 +2,7 @@
 
 import json
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,3 +94,20 @@ def serve_in_thread(llm: LLM, options: ServeOptions | None = None, limits: Limit
         server.should_exit = True
         thread.join(60)
         assert not thread.is_alive()
+
+
+class _Given(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        self.request.recv(65536)
+        answers: list[bytes] = self.server.answers  # type: ignore[attr-defined]
+        self.wfile.write(answers.pop(0) if len(answers) > 1 else answers[0])
+
+
+@contextmanager
+def answering(*answers: bytes) -> Iterator[str]:
+    """The URL of a server that answers its requests with some bytes in turn, and all that follow with the last."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Given) as server:
+        server.answers = [*answers]  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()

@@ -16,6 +16,7 @@ from onewave.base.errors import InvalidArgumentError, OnewaveError, shown
 
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_MESSAGE = 300
+_MODELS = "/v1/models"
 
 
 class RequestFailed(OnewaveError):
@@ -69,9 +70,13 @@ class Endpoint:
             for connection in kept.idle or ():
                 connection.writer.close()
 
-    async def get(self, path: str) -> Any:
-        """Return the JSON at a path. Raises RequestFailed."""
-        return self._json(path, await self._whole("GET", path, None))
+    async def first_model(self) -> str:
+        """Return the name of the first model that is served. Raises RequestFailed."""
+        found = self._json(_MODELS, await self._whole("GET", _MODELS, None))
+        try:
+            return str(found["data"][0]["id"])
+        except (KeyError, IndexError, TypeError):
+            raise RequestFailed(self._at(_MODELS), got="no model", next="Name one with --model.") from None
 
     async def text(self, path: str) -> str:
         """Return the text at a path. Raises RequestFailed."""
@@ -85,7 +90,9 @@ class Endpoint:
         """The data of each event that answers a JSON body, as it comes. Raises RequestFailed."""
         buffer = b""
         async for part in self._parts("POST", path, body):
-            buffer = (buffer + part).replace(b"\r\n", b"\n") if b"\r" in part else buffer + part
+            buffer += part
+            if b"\r" in buffer:
+                buffer = buffer.replace(b"\r\n", b"\n")
             *whole, buffer = buffer.split(b"\n\n")
             for each in whole:
                 for line in each.split(b"\n"):

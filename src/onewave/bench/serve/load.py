@@ -253,6 +253,7 @@ def _take(answer: Answer, found: dict[str, Any], now: float) -> None:
             answer.times.append(now)
             answer.text += delta.get("content") or ""
     if usage := found.get("usage"):
-        answer.prompt_tokens, answer.tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        answer.prompt_tokens, answer.tokens = int(usage["prompt_tokens"]), int(usage["completion_tokens"])
         details: dict[str, Any] = usage.get("prompt_tokens_details") or {}
-        answer.cached_tokens = details.get("cached_tokens")
+        cached = details.get("cached_tokens")
+        answer.cached_tokens = None if cached is None else int(cached)

@@ -137,8 +137,7 @@ async def _run(
     from onewave.bench.serve.load import Level, Limits, run_level
 
     if not workload.model:
-        found = await endpoint.get("/v1/models")
-        workload = replace(workload, model=str(found["data"][0]["id"]))
+        workload = replace(workload, model=await endpoint.first_model())
     limits = Limits(*(None if ms is None else ms / 1e3 for ms in (load.slo_first, load.slo_token, load.slo_whole)))
     for level in levels:
         show_status(f"{level.name}: warming up")
