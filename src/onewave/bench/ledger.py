@@ -23,6 +23,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,20 +53,12 @@ class Measurement:
 
 def as_record(measurement: Measurement, *, device_name: str, command: str, settings: Settings) -> dict[str, Any]:
     """Put a measurement and what it ran on into a ledger line's form. device_name: "cpu", or the GPU's name."""
-    on_gpu = device_name != "cpu"
-    gpus = [gpu for gpu in machine.gpus() if gpu.name == device_name] if on_gpu else []
-    ceiling = measurement.ceiling
+    ceiling, ran_on = measurement.ceiling, _ran_on(device_name, settings)
     return {
         "schema": 1,
-        "commit": machine.source_commit(settings),
+        "commit": ran_on["commit"],
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "device": machine.device_slug(device_name),
-        "device_name": device_name if on_gpu else machine.cpu_name(),
-        "driver": gpus[0].driver if gpus else None,
-        "onewave": machine.package_version("onewave") or "source",
-        "torch": machine.package_version("torch"),
-        "triton": machine.package_version("triton"),
-        "python": platform.python_version(),
+        **ran_on,
         "command": command,
         "model": measurement.model,
         "metric": measurement.metric,
@@ -79,6 +72,23 @@ def as_record(measurement: Measurement, *, device_name: str, command: str, setti
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in measurement.extra.items()
         },
+    }
+
+
+@cache
+def _ran_on(device_name: str, settings: Settings) -> dict[str, Any]:
+    """Asked once: programs are run for it, which takes longer than many rows take to be measured."""
+    on_gpu = device_name != "cpu"
+    gpus = [gpu for gpu in machine.gpus() if gpu.name == device_name] if on_gpu else []
+    return {
+        "commit": machine.source_commit(settings),
+        "device": machine.device_slug(device_name),
+        "device_name": device_name if on_gpu else machine.cpu_name(),
+        "driver": gpus[0].driver if gpus else None,
+        "onewave": machine.package_version("onewave") or "source",
+        "torch": machine.package_version("torch"),
+        "triton": machine.package_version("triton"),
+        "python": platform.python_version(),
     }
 
 
