@@ -228,7 +228,7 @@ def test_a_template_and_tools_come_from_files(talk, llm, tmp_path):
         ("--chat-template", "You are helpful.", "no Jinja in it; allowed: {{ ... }} and {% ... %}"),
         ("--chat-template", None, "'PATH'; allowed: a file of Jinja, or a name"),
         ("--tools", None, "PATH: No such file or directory; allowed: a readable file"),
-        ("--tools", "[", "PATH: not JSON"),
+        ("--tools", "[", "PATH: not valid JSON"),
         ("--tools", '{"name": "f"}', "PATH: {'name': 'f'}; allowed: a list of"),
     ],
 )

@@ -45,6 +45,8 @@ def test_the_rows_are_printed_and_written_as_csv_and_drawn(onewave, config, tmp_
         (["--gpu", "A40", "--energy"], "--energy: --gpu A40; allowed: on a CUDA GPU"),
         (["--cluster", "2"], "--cluster: 2; allowed: with --dispatch"),
         (["--tokens", "x"], "--tokens"),
+        (["--tokens", "0", "--batch-size", "0"], "--tokens, --batch-size: 0; allowed: prompts, decode steps or both"),
+        (["--gpu", "A40", "--context", "1" + "0" * 400], "; allowed: 0 to 1,073,741,824"),
         (["--weight-format", "int3"], "--weight-format: 'int3'"),
     ],
 )

@@ -265,8 +265,8 @@ def test_a_file_that_is_no_trace_gets_a_clear_message_and_changes_nothing(open_p
     small = made_trace(4, 2).to_json()
     for body, said in (
         (b"", "the file is empty"),
-        (b"{", "malformed JSON"),
-        (b"\x00\xff\xfe", "malformed JSON"),
+        (b"{", "not valid JSON"),
+        (b"\x00\xff\xfe", "not valid JSON"),
         (b"[1, 2]", "allowed: an object"),
         (b'{"format": "chrome"}', 'allowed: format "onewave-trace"'),
         (small.replace('"workers":2', '"workers":1').encode(), "allowed: 0 to 0"),

@@ -46,7 +46,7 @@ def test_every_gpu_gets_a_prediction_no_better_than_its_ceilings(name: str) -> N
     gpu, shallow = GPUS[name], replace(CONFIG, num_layers=2, layer_windows=(None, None))
     predictor = Predictor(shallow, gpu, 2)
     for phase, rows in ((PREFILL, 256), (DECODE, 2), (DECODE, 4096)):
-        listed, seconds = parts(shallow, phase, rows, 64), predictor.seconds(phase, rows, 64)
+        listed, seconds = predictor.parts(phase, rows, 64), predictor.seconds(phase, rows, 64)
         assert set(seconds) == {part.name for part in listed}
         assert seconds[STEP] == pytest.approx(sum(seconds[part.name] for part in listed[:-1]))
         judged = [verdict(part, seconds[part.name], gpu) for part in listed if part.flops]
@@ -56,6 +56,29 @@ def test_every_gpu_gets_a_prediction_no_better_than_its_ceilings(name: str) -> N
     tiles = [gpu.tile_us((1, 64), 16, 14336, 4096), gpu.tile_us((2, 128), 16, 14336, 4096)]
     least = 2 * 64 * 14336 * 4096 / gpu.tflops * 1e-6
     assert all(us > least for us in tiles)  # a tile has 64 rows, 16 of them filled
+
+
+@pytest.mark.parametrize("name", list(GPUS))
+def test_more_tokens_sequences_or_keys_are_never_predicted_to_take_less(name: str) -> None:
+    shallow = replace(CONFIG, num_layers=1, layer_windows=(None,), vocab_size=4096)
+    predictor = Predictor(shallow, GPUS[name], 1.625)
+    prompts = [(PREFILL, rows, 0) for rows in (1, 2, 63, 64, 65, 66, 128, 129, 192, 193, 512, 513, 8192)]
+    batches = [(DECODE, rows, 512) for rows in (1, 2, 16, 17, 64, 65)]
+    keys = [(DECODE, 2, context) for context in (0, 512, 131072)]
+    for cases in (prompts, batches, keys):
+        found = [predictor.seconds(*case)[STEP] for case in cases]
+        assert found == sorted(found), cases
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "measured_ms"),
+    [("llama-3.2-1b", 1, 0.8153), ("llama-3.2-1b", 8, 1.0768), ("llama-3.1-8b", 1, 3.819), ("llama-3.1-8b", 8, 4.703)],
+)
+def test_a_step_without_a_wave_is_predicted_as_graphs_were_measured(model: str, batch: int, measured_ms: float) -> None:
+    # ledger/h200.jsonl:2882, 2884, 2886 and 2888. Whatever the wave's weights have, these read 16 bits.
+    predictor = Predictor(builtin_config(model), replace(GPUS["H200"], wave=False), 1.625)
+    assert predictor.seconds(DECODE, batch, 512)[STEP] * 1e3 == pytest.approx(measured_ms, rel=0.08)
+    assert predictor.parts(DECODE, batch, 512) == parts(predictor.config, DECODE, batch, 512)
 
 
 def test_gpus_are_found_by_any_spelling_and_others_refused() -> None:

@@ -142,6 +142,8 @@ def swap_shares(facts: dict[str, Any], name: str) -> None:
         (lambda f: f["queues"][1].append("qkv0 3-2"), "'qkv0 3-2'; allowed: row blocks"),
         (lambda f: f["queues"][1].append("attend0 1"), "'attend0 1'; allowed: one split"),
         (lambda f: f.update(splits=3), "plan: splits: 3; allowed: 1, 2, 4"),
+        (lambda f: f.update(slices=0), "slices of K: 0; allowed: 1 to 8$"),
+        (lambda f: f.update(slices=65535), "slices of K: 65535; allowed: 1 to 8$"),
         (lambda f: f.update(flight=0), "plan: pace: flight 0"),
         (lambda f: f.update(config="0"), "plan: model: 'llama-3.2-1b'"),
         (lambda f: f["queues"].extend([[]] * 100_010), "workers: 100,016; allowed: 1 to 4,096"),
@@ -152,7 +154,10 @@ def test_a_file_that_is_no_plan_gets_one_error(edit: Callable[[Any], object], sh
         prove_plan(CONFIG, edited(PLAN, edit))
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b'{"plan": 1}', b"\xff\xfe", b"[" * 100_000])
+TWICE = PLAN.to_json().replace('"batch": 1', '"batch": 2, "batch": 1').encode()
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"plan": 1}', b"\xff\xfe", b"[" * 100_000, TWICE])
 def test_text_that_is_no_plan_gets_one_error(text: bytes) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^plan: "):
         read_plan(text)

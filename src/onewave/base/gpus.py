@@ -45,9 +45,10 @@ class GPU:
     def product_by_us(self, tile: tuple[int, int], tokens: int, rows: int, cols: int) -> float:
         """Predict the same product with one tile of TILES."""
         by_tiles, by_bytes = self.tile_us(tile, tokens, rows, cols), self.bytes_us(tokens, rows, cols)
-        if 1 < tokens <= _MAX_STREAMED_TOKENS:
-            return max(by_tiles * _STEP_SHARE, by_bytes + _STREAM_US)
-        return max(by_tiles, by_bytes + _TILE_US)
+        if tokens <= _MAX_STREAMED_TOKENS:
+            return max(by_tiles * _STEP_SHARE, by_bytes + (_STREAM_US if tokens > 1 else _TILE_US))
+        # More tokens take no less.
+        return max(by_tiles, by_bytes + _TILE_US, self.product_by_us(tile, _MAX_STREAMED_TOKENS, rows, cols))
 
     def bytes_us(self, tokens: int, rows: int, cols: int) -> float:
         """Predict how long device memory takes for the product's operands and its result, microseconds."""

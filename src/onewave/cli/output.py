@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onewave.base.errors import InvalidArgumentError
+from onewave.base.json_files import check_size, read_bounded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,21 +56,12 @@ def percent(share: Any) -> str:
 
 def read_file(what: str, path: Path | str, max_bytes: int) -> bytes:
     """Read a file, or standard input for "-", up to a size. Raises InvalidArgumentError."""
-    # One byte more than is allowed tells a file that is too large, even one without an end.
-    try:
-        if path == "-":
-            if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] # so it is where the shell closed it
-                raise OSError("standard input is closed")
-            data = sys.stdin.buffer.read(max_bytes + 1)
-        else:
-            with open(path, "rb") as stream:
-                data = stream.read(max_bytes + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidArgumentError(what, got=f"{path}: {reason}", allowed="a readable file") from None
-    if len(data) > max_bytes:
-        size = f"{max_bytes >> 20} MiB"
-        raise InvalidArgumentError(f"{what} size", got=f"{path}: over {size}", allowed=f"up to {size}")
+    if path != "-":
+        return read_bounded(path, what, max_bytes)
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] # so it is where the shell closed it
+        raise InvalidArgumentError(what, got="-: standard input is closed", allowed="a readable file")
+    data = sys.stdin.buffer.read(max_bytes + 1)
+    check_size(data, path, what, max_bytes)
     return data
 
 

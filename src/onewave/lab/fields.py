@@ -1,11 +1,11 @@
 """Reading what the page sent: every field checked, every mistake an InvalidArgumentError in one line."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, check_one_of
+from onewave.base.json_files import parse_json
 
 
 class Fields(dict[str, Any]):
@@ -74,11 +74,7 @@ def tiles_of(value: object, rows: int, cols: int) -> list[tuple[int, int]]:
 
 def json_object(body: bytes) -> dict[str, Any]:
     """Parse a request's body, which must be one JSON object."""
-    try:
-        document: object = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        got = str(error)[:80] or type(error).__name__
-        raise InvalidArgumentError("request", got=f"malformed JSON: {got}", allowed="a JSON object") from None
+    document: object = parse_json(body, "request", allowed="a JSON object")
     if not isinstance(document, dict):
         raise InvalidArgumentError("request", got=f"JSON {type(document).__name__}", allowed="a JSON object")
     return cast("dict[str, Any]", document)

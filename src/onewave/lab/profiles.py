@@ -9,10 +9,12 @@ from onewave.base.weight_formats import WEIGHT_BYTES
 from onewave.lab.fields import choice, whole
 from onewave.models.config.read import builtin_config, builtin_models
 from onewave.models.llama_plan import MAX_BATCH
-from onewave.models.profile import DECODE, PREFILL, Part, Predictor, parts, verdict
+from onewave.models.profile import DECODE, PREFILL, STEP, Part, Predictor, verdict
 from onewave.models.roofline import roofline
 
 _STAIRS = tuple(range(64, 2049, 32))
+# Layers of a step that tell the time of all of them: those behind the first two.
+_LAYERS = 4
 
 
 def choices() -> dict[str, Any]:
@@ -30,20 +32,30 @@ def profile(given: Mapping[str, Any]) -> dict[str, Any]:
     width = WEIGHT_BYTES[choice(given, "weights", "compact", WEIGHT_BYTES)]
     tokens, batch = whole(given, "tokens", 512, 1 << 20), whole(given, "batch", 1, MAX_BATCH)
     context = whole(given, "context", 512, 1_000_000, least=0)
-    # Of a decode step two layers tell the time of all, and the page need not wait for the whole step's plan.
-    few = replace(config, num_layers=2, layer_windows=config.layer_windows[:2])
+    predictor = Predictor(config, gpu, width)
     rows: list[dict[str, Any]] = []
     points: list[tuple[Part, float]] = []
     for phase, count, before in ((PREFILL, tokens, 0), (DECODE, batch, context)):
-        model = config if phase == PREFILL else few
-        seconds = Predictor(model, gpu, width).seconds(phase, count, before)
-        for part in parts(model, phase, count, before, weight_bytes=2 if phase == PREFILL else width):
+        seconds = _seconds(predictor, phase, count, before)
+        for part in predictor.parts(phase, count, before):
             took = seconds.get(part.name, 0.0) or 1e-9
             judged = verdict(part, took, gpu)
             points.append((part, took))
-            layers = 1 if part.name == "head" else model.num_layers
+            layers = 1 if part.name == "head" else config.num_layers
             named = {"phase": phase, "part": part.name, "us_a_layer": took * 1e6 / layers}
             shares = {"intensity": part.intensity, "compute": judged.compute, "memory": judged.memory}
             rows.append(named | shares | {"bound": judged.bound, "reason": judged.reason})
     stairs = [gpu.product_us(m, 2 * config.intermediate_size, config.hidden_size) for m in _STAIRS]
     return {"rows": rows, "roofline": roofline(gpu, points).svg, "m": list(_STAIRS), "us": stairs}
+
+
+def _seconds(predictor: Predictor, phase: str, rows: int, context: int) -> dict[str, float]:
+    """Predictor.seconds; of a wave by its first layers, so that the page need not wait for the whole step's plan."""
+    config = predictor.config
+    if not predictor.runs_as_wave(phase, rows):
+        return predictor.seconds(phase, rows, context)
+    few = min(_LAYERS, config.num_layers)
+    shallow = replace(config, num_layers=few, layer_windows=config.layer_windows[:few])
+    found = replace(predictor, config=shallow).seconds(phase, rows, context)
+    found = {name: took * (1 if name == "head" else config.num_layers / few) for name, took in found.items()}
+    return found | {STEP: sum(took for name, took in found.items() if name != STEP)}

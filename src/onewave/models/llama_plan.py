@@ -368,13 +368,13 @@ def plan_program(
 def check_workers(workers: int) -> None:
     """Refuse a number of thread blocks that no launch has. Raises InvalidArgumentError."""
     if not 1 <= workers <= MAX_WORKERS:
-        raise InvalidArgumentError("one wave: workers", got=f"{workers:,}", allowed=f"1 to {MAX_WORKERS:,}")
+        raise InvalidArgumentError("workers", got=f"{workers:,}", allowed=f"1 to {MAX_WORKERS:,}")
 
 
 def check_context(context: int) -> None:
     """Refuse a number of cached tokens that no cache has. Raises InvalidArgumentError."""
     if not 0 <= context <= MAX_CONTEXT:
-        raise InvalidArgumentError("one wave: context", got=str(context), allowed=f"0 to {MAX_CONTEXT:,}")
+        raise InvalidArgumentError("context", got=f"{context:,}", allowed=f"0 to {MAX_CONTEXT:,}")
 
 
 def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: float = 2) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from onewave.base.gpus import GPU
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama_plan import hand_offs, unsupported_because, workers_for
+from onewave.models.llama_plan import unsupported_because
 from onewave.models.wave_prediction import WaveCosts, kept_costs, predict_step
 from onewave.tiles.sim.energy import energy_mj
 from onewave.tiles.sim.fit import stage_spans
@@ -18,9 +18,8 @@ from onewave.tiles.sim.fit import stage_spans
 PREFILL, DECODE = "prefill", "decode"
 STEP = "step"
 """The row of all parts together."""
-# Fitted to 256 to 8,192 tokens of an 8B on an H200 (docs/log/operators.md). Share of the sheet's FLOPs while tiles run,
-# of products; the same of prompts' attention, and what a launch of it takes beside them.
-_FLOPS_SHARE = 0.76
+# Fitted to 256 to 8,192 tokens of an 8B on an H200 (docs/log/operators.md): attention's share of the sheet's FLOPs, and
+# what a launch of it takes beside them.
 _ATTENTION_SHARE, _ATTENTION_US = 0.8, 8.5
 _ATTENTION_ROWS = 128
 # Small operators between products, over the time of their bytes, where those don't fit the L2 cache; and a launch's.
@@ -28,8 +27,11 @@ _SMALL_OVER_BYTES, _SMALL_US = 1.16, 0.4
 # A prompt that takes so long brings the board to its power limit, which lowers its clocks: times of products and
 # attention over those at full clocks. Fitted to 8,192 tokens of the same.
 _SUSTAINED_SECONDS, _SUSTAINED = 0.1, 1.1
-# A hand-off between thread blocks that is not hidden, where no wave was measured: microseconds.
-_HAND_OFF_US = 1.4
+# A decode step under a CUDA graph: share of the sheet's FLOPs, and what a product of one sequence, one of several, and
+# attention of a layer (with the norms and the append) take beside their bytes. Fitted to 1 and 8 sequences of a 1B and
+# an 8B (ledger/h200.jsonl:2882, 2884, 2886 and 2888): all four within 8 %.
+_FLOPS_SHARE = 0.76
+_ONE_US, _SEVERAL_US, _STEP_ATTENTION_US = 1.5, 6.5, 11.0
 # A part is bound by a ceiling that its time is this near to; else by latency.
 _NEAR = 0.6
 
@@ -140,53 +142,58 @@ def _attention(config: ModelConfig, phase: str, rows: int, context: int) -> Part
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predict parts of one model on one GPU. weight_bytes: of a weight in the wave's stream. costs: of the wave."""
+    """Predict parts of one model on one GPU. weight_bytes: of a weight in the wave's stream. costs: of the wave.
+
+    A decode step that does not run as one wave is predicted as a CUDA graph of operators, which reads 16 bits a weight.
+    """
 
     config: ModelConfig
     gpu: GPU
     weight_bytes: float = 2
     costs: WaveCosts | None = None
 
+    def runs_as_wave(self, phase: str, rows: int) -> bool:
+        """Whether a pass is one wave's step."""
+        return phase == DECODE and self.gpu.wave and unsupported_because(self.config, rows) is None
+
+    def parts(self, phase: str, rows: int, context: int) -> list[Part]:
+        """List the parts of a pass, as parts does, with weights of the bytes that are read."""
+        width = self.weight_bytes if self.runs_as_wave(phase, rows) else 2
+        return parts(self.config, phase, rows, context, weight_bytes=width)
+
     def seconds(self, phase: str, rows: int, context: int) -> dict[str, float]:
         """Predict the time of each part, by name, and of the STEP."""
-        if phase == DECODE:
-            return self._decode(rows, context)
-        listed = parts(self.config, phase, rows, context)[:-1]
-        found = {part.name: self._alone(part) for part in listed}
-        if sum(found.values()) > _SUSTAINED_SECONDS:
+        if self.runs_as_wave(phase, rows):
+            return self._wave(rows, context)
+        listed = self.parts(phase, rows, context)[:-1]
+        found = {part.name: self._in_graph(part) if phase == DECODE else self._alone(part) for part in listed}
+        if phase == PREFILL and sum(found.values()) > _SUSTAINED_SECONDS:
             found |= {part.name: found[part.name] * _SUSTAINED for part in listed if part.flops and part.name != "head"}
         return found | {STEP: sum(found.values())}
 
     def _alone(self, part: Part) -> float:
         if part.name == "attention":
-            us = self._compute(part, _ATTENTION_SHARE) * 1e6
+            us = part.flops / (self.gpu.tflops * _ATTENTION_SHARE) * 1e-6
             return (us + part.count * _ATTENTION_US) * 1e-6
         if part.product is None:
             cold = part.memory_bytes > part.count * self.gpu.l2_bytes
             us = part.memory_bytes / self.gpu.read_bandwidth * 1e-3 * (_SMALL_OVER_BYTES if cold else 1)
             return (us + part.count * 3 * _SMALL_US) * 1e-6
-        tokens = 1 if part.name == "head" and part.phase == PREFILL else part.rows
+        tokens = 1 if part.name == "head" else part.rows
         return part.count * self.gpu.product_us(tokens, *part.product) * 1e-6
 
-    def _compute(self, part: Part, share: float = _FLOPS_SHARE) -> float:
-        return part.flops / (self.gpu.tflops * share) * 1e-12
+    def _in_graph(self, part: Part) -> float:
+        us = max(
+            part.flops / (self.gpu.tflops * _FLOPS_SHARE) * 1e-6, part.memory_bytes / self.gpu.read_bandwidth * 1e-3
+        )
+        launch = _STEP_ATTENTION_US if part.product is None else _ONE_US if part.rows == 1 else _SEVERAL_US
+        return (us + part.count * launch) * 1e-6
 
-    def _decode(self, rows: int, context: int) -> dict[str, float]:
+    def _wave(self, rows: int, context: int) -> dict[str, float]:
         config, gpu = self.config, self.gpu
-        listed = parts(config, DECODE, rows, context, weight_bytes=self.weight_bytes)
-        if not gpu.wave or unsupported_because(config, rows) is not None:
-            # Bytes at the GPU's bandwidth and hand-offs between them, or FLOPs where those take longer.
-            hops = 5 * config.num_layers
-            if unsupported_because(config, rows) is None:
-                hops = hand_offs(config, batch=rows, context=context, weight_bytes=self.weight_bytes)
-            whole = listed[-1].memory_bytes / gpu.read_bandwidth * 1e-9 + hops * _HAND_OFF_US * 1e-6
-            total = listed[-1].memory_bytes
-            found = {p.name: max(whole * p.memory_bytes / total, self._compute(p)) for p in listed[:-1]}
-            return found | {STEP: sum(found.values())}
         costs = self.costs or kept_costs()
         costs = replace(costs, memory_bandwidth=costs.memory_bandwidth * gpu.bandwidth / 4800)
-        blocks = workers_for(config, batch=rows, available=gpu.sms, weight_bytes=self.weight_bytes)
-        made = predict_step(config, costs, batch=rows, workers=blocks, weight_bytes=self.weight_bytes, context=context)
+        made = predict_step(config, costs, batch=rows, workers=gpu.sms, weight_bytes=self.weight_bytes, context=context)
         return stage_seconds(stage_spans(made), config, made.makespan * 1e-9)
 
 

@@ -19,9 +19,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from os import PathLike
 from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError, shown
+from onewave.base.json_files import in_file, parse_json, read_bounded
 from onewave.base.weight_formats import WEIGHT_BYTES
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama_plan import (
@@ -39,6 +41,7 @@ from onewave.wave.plan.layout import MAX_SPLITS, TileShape
 from onewave.wave.plan.operations import AnyOperation, Attention, HeadGroups, Operation
 from onewave.wave.plan.pace import Pace
 from onewave.wave.plan.program import WaveProgram
+from onewave.wave.plan.slices import slice_bounds
 
 MAX_FILE_BYTES = 64 << 20
 """Larger files are refused."""
@@ -88,12 +91,7 @@ def is_plan(text: bytes) -> bool:
 
 def read_plan(text: bytes) -> StepPlan:
     """Read a plan's file. Nothing is proved here. Raises InvalidArgumentError."""
-    if len(text) > MAX_FILE_BYTES:
-        raise InvalidArgumentError("plan", got=f"over {MAX_FILE_BYTES >> 20} MiB", allowed="a smaller file")
-    try:
-        found: object = json.loads(text.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError("plan", got=f"no JSON: {str(error)[:100]}", allowed=_allowed()) from None
+    found: object = parse_json(text, "plan", allowed=_allowed())
     names = [field.name for field in fields(StepPlan)]
     if not isinstance(found, dict) or set(cast("dict[str, Any]", found)) != {"plan", *names}:
         keys = ", ".join(map(str, cast("dict[Any, Any]", found)))[:100] if isinstance(found, dict) else shown(found)
@@ -112,6 +110,13 @@ def read_plan(text: bytes) -> StepPlan:
         raise InvalidArgumentError("plan: weights", got=shown(facts["weights"]), allowed=allowed)
     facts["queues"] = _queues(facts["queues"])
     return StepPlan(**facts)
+
+
+def open_plan(file: str | PathLike[str]) -> StepPlan:
+    """Read a plan's file by its name. Raises InvalidArgumentError."""
+    text = read_bounded(file, "plan", MAX_FILE_BYTES)
+    with in_file(file):
+        return read_plan(text)
 
 
 def _allowed() -> str:
@@ -216,11 +221,10 @@ def _parts(config: ModelConfig, plan: StepPlan) -> tuple[dict[str, AnyOperation]
     """Operations, groups of heads and the tiling that a plan asks for."""
     if plan.splits not in (powers := [1 << i for i in range(MAX_SPLITS.bit_length())]):
         raise InvalidArgumentError("plan: splits", got=str(plan.splits), allowed=", ".join(map(str, powers)))
-    if plan.slices < 1:
-        raise InvalidArgumentError("plan: slices", got=str(plan.slices), allowed="1 or more")
     operations, shape, groups = step_parts(
         config, batch=plan.batch, weight_bytes=WEIGHT_BYTES[plan.weights], splits=plan.splits, slices=plan.slices
     )
+    slice_bounds(config.intermediate_size, plan.slices, shape)  # refuses more than there are tiles
     shape = StepChanges(held=plan.held, ring=plan.ring).of_shape(shape)
     if not 1 <= plan.flight <= plan.ring or plan.sooner >= plan.ring:
         got = f"flight {plan.flight}, sooner {plan.sooner}"

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError
+from onewave.base.json_files import parse_json, read_bounded
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama_plan import DealtStep, DecodePlan, deal_decode, plan_decode, workers_for
 from onewave.tiles.sim.fit import fit_hand_offs, fit_lane_speeds, stage_spans
@@ -22,6 +23,7 @@ from onewave.tiles.sim.timeline import stage_of
 from onewave.tiles.sim.trace import Trace
 
 _MAX_COST = 1e12
+_MAX_BYTES = 1 << 20
 # Bytes/ns that an SM gets from L2 by asynchronous copies, observed on an H200
 # (docs/log/wave.md, "Bandwidth of an SM").
 _CACHE_BANDWIDTH = 50.0
@@ -67,8 +69,9 @@ class WaveCosts:
 
 def kept_costs(path: Path = _KEPT) -> WaveCosts:
     """The costs in a file, by default those of an H200. Raises InvalidArgumentError."""
+    allowed = "JSON with source, memory_bandwidth and hand_offs, as `bench predict --fit` writes it"
+    found: object = parse_json(read_bounded(path, "costs", _MAX_BYTES), f"costs: {path}", allowed=allowed)
     try:
-        found: object = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict) or not {"source", "memory_bandwidth", "hand_offs"} <= found.keys():
             raise TypeError("something else")
         facts = cast("dict[str, Any]", found)
@@ -82,8 +85,7 @@ def kept_costs(path: Path = _KEPT) -> WaveCosts:
         bandwidth = _number("memory_bandwidth", facts["memory_bandwidth"])
         speeds = tuple(_number("speeds", speed) for speed in facts.get("speeds", ()))
         return WaveCosts(bandwidth, hand_offs, facts["source"], several, pace, speeds)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        allowed = "JSON with source, memory_bandwidth and hand_offs, as `bench predict --fit` writes it"
+    except (ValueError, TypeError, AttributeError) as error:
         got = f"{path}: {str(error)[:200]}"
         raise InvalidArgumentError("costs", got=got, allowed=allowed) from error
 

@@ -257,7 +257,7 @@ BAD = {
     "N: 0": ["staircase 0 64"],
     "K: 99999999999": ["staircase 4096 99999999999"],
     "Missing command": [""],
-    "malformed JSON": ["compare /dev/null /dev/null"],
+    "not valid JSON": ["compare /dev/null /dev/null"],
 }
 
 

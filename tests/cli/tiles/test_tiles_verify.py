@@ -230,6 +230,34 @@ def test_a_bad_file_is_told_in_one_line(tmp_path, data):
     assert result.stdout == ""
 
 
+PLAN = {"plan": "decode step", "model": "x", "config": "", "batch": 1, "weights": "16-bit", "queues": [[]]}
+PLAN |= dict.fromkeys(("splits", "slices", "held", "ring", "flight", "sooner"), 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("verify", '{"tasks": ['),
+        ("verify", '{"tasks": [], "co_resident": 1}'),
+        ("verify", '{"plan": "decode step"'),
+        ("verify", json.dumps(PLAN | {"ring": -1})),
+        ("verify", json.dumps(PLAN)),
+        ("simulate", json.dumps(PLAN)),
+        ("simulate notation", "tensor"),
+        ("simulate notation", "\udcff"),
+        ("timeline", "{}"),
+        ("simulate gemm 64 64 64 --order", "[[0"),
+    ],
+)
+def test_a_fault_in_a_file_names_the_file(onewave, tmp_path, command, text):
+    file = tmp_path / "my.json"
+    file.write_text(text, errors="surrogateescape")
+    last = f"explicit:{file}" if command.endswith("--order") else str(file)
+    done = onewave("tiles", *command.split(), last)
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert str(file) in done.err
+
+
 def test_files_that_cannot_be_read_are_told_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "latin.json").write_bytes(b'{"tasks": "\xff"}')
     for path in (tmp_path, tmp_path / "latin.json", tmp_path / "missing.json", tmp_path / ("x" * 300)):

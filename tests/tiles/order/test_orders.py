@@ -119,7 +119,7 @@ def test_an_exported_order_is_read_back(tmp_path):
         ("explicit:[[0,0],[0,9],[1,0],[1,1]]", "inside the 2 x 2 grid"),
         ("explicit:[[0,0],[0,0],[1,0],[1,1]]", "each tile exactly once"),
         ("explicit:[[0,0],[0,true]]", "whole numbers"),
-        ("explicit:[1,2", "malformed JSON"),
+        ("explicit:[1,2", "not valid JSON"),
         ("explicit:/no/such/file", "No such file"),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from statistics import median
 from typing import Any
 
@@ -18,19 +19,23 @@ from onewave.weights.fetch.sources import ModelLocation
 _COMPILED_WARMUP = 3
 
 
-def random_transformers(location: ModelLocation, device: torch.device, dtype: torch.dtype, *, asked: str) -> Any:
-    """Return transformers' model of that shape with random weights. asked: the command, for errors.
+def check_transformers(location: ModelLocation, *, asked: str) -> None:
+    """Refuse, before anything is measured, what random_transformers can't make. asked: the command.
 
     Raises UnsupportedError without transformers, and for a GGUF file.
     """
-    try:
-        import transformers
-    except ImportError:
-        next = "pip install transformers"
-        raise UnsupportedError(asked, got="transformers is not installed", next=next) from None
+    if find_spec("transformers") is None:
+        raise UnsupportedError(asked, got="transformers is not installed", next="Run `pip install transformers`.")
     if location.kind == "gguf" or location.path is None:
         allowed = "a directory with config.json, or a built-in configuration"
         raise UnsupportedError(asked, got=location.name, allowed=allowed)
+
+
+def random_transformers(location: ModelLocation, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return transformers' model of that shape, which check_transformers lets pass, with random weights."""
+    import transformers
+
+    assert location.path is not None, "checked"
     file = location.path if location.kind == "builtin" else location.path / "config.json"
     library: Any = transformers
     config = library.AutoConfig.for_model(**json.loads(file.read_text()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,7 +115,8 @@ def profile(
     """
     from onewave.base.gpus import find_gpu
     from onewave.models.config.read import find_config
-    from onewave.models.profile import DECODE, PREFILL, STEP, Predictor, parts, verdict
+    from onewave.models.llama_plan import check_context
+    from onewave.models.profile import DECODE, PREFILL, STEP, Predictor, verdict
 
     width = weight_bytes_of(weight_format)
     config = find_config(model)
@@ -126,7 +128,10 @@ def profile(
         raise UnsupportedError(name, got="no GPU" if gpu is None else f"--gpu {gpu}", allowed="on a CUDA GPU")
     if cluster > 1 and dispatch is None:
         raise InvalidArgumentError("--cluster", got=str(cluster), allowed="with --dispatch")
+    check_context(context)
     cases = [(PREFILL, rows, 0) for rows in prompts] + [(DECODE, rows, context) for rows in batches]
+    if not cases:
+        raise InvalidArgumentError("--tokens, --batch-size", got="0", allowed="prompts, decode steps or both")
     rows: list[Row] = []
     with _processes(device) as pool:  # before this process uses the GPU
         known = _known_gpu(device) if device is not None else find_gpu("H200" if gpu is None else gpu)
@@ -151,7 +156,7 @@ def profile(
             show_progress(f"predicting {phase} of {rows_of}")
             predicted = guesses[case].result() if case in guesses else predictor.seconds(*case)
             shown = len(rows)
-            for part in parts(config, phase, rows_of, before, weight_bytes=2 if phase == PREFILL else width):
+            for part in predictor.parts(phase, rows_of, before):
                 seconds, guess = None if found is None else found.seconds.get(part.name), predicted.get(part.name, 0.0)
                 spent = found.energy if found is not None and part.name == STEP else None
                 read = counted.get((phase, rows_of, part.name))
@@ -200,7 +205,7 @@ def _known_gpu(device: torch.device) -> GPU:
     from onewave.base.gpus import GPUS
 
     name = torch.cuda.get_device_name(device)
-    known = next((gpu for each, gpu in GPUS.items() if each in name), None)
+    known = next((gpu for each, gpu in GPUS.items() if re.search(rf"{each}(?!\d)", name)), None)  # an A4000 is no A40
     if known is None:
         raise UnsupportedError("profile", got=name, allowed=", ".join(GPUS), next="Use --gpu.")
     return replace(known, sms=num_sms(device))
@@ -310,7 +315,7 @@ def _dispatched(device: torch.device, file: Path, cluster: int) -> list[str]:
 
 def _csv(rows: list[dict[str, Any]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [])
+    writer = csv.DictWriter(text, list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

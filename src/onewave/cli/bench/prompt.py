@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from onewave.bench.engine.beside import GapResult
     from onewave.bench.engine.prompt import PromptResult
+    from onewave.weights.fetch.sources import ModelLocation
 
 _COLUMNS = ("attention", "batch", "tokens", "ms", "GPU ms", "host ms", "x onewave's", "alone ms")
 
@@ -48,13 +49,20 @@ def prompt(
     batches = numbers("--batch-size", batch_size, 1)
     lengths = numbers("--input-len", input_len, 1)
     from onewave.bench.engine.prompt import measure_prompts
-    from onewave.bench.engine.transformers_peer import measure_transformers_prompts, random_transformers
+    from onewave.bench.engine.transformers_peer import (
+        check_transformers,
+        measure_transformers_prompts,
+        random_transformers,
+    )
     from onewave.weights.fetch.sources import resolve
 
     gpu_for("bench prompt", asked.device, next="Use bench latency.")
     if beside_stream:
         _show_gaps(asked, lengths, reps=reps, warmup=warmup, out=out)
         return
+    location = resolve(asked.model, Settings.from_env(), revision=asked.revision, load_format="dummy") if peer else None
+    if location is not None:
+        check_transformers(location, asked="bench prompt --peer")
     more: dict[str, Any] = {
         "max_model_len": max(lengths) + 1,
         "max_num_seqs": max(batches),
@@ -63,17 +71,16 @@ def prompt(
     sizes, notes = list(product(batches, lengths)), list[str]()
     own = measure_prompts(llm, sizes, reps=reps, warmup=warmup, show=show_status, note=notes.append)
 
-    def peers() -> Iterator[PromptResult]:
+    def peers(location: ModelLocation) -> Iterator[PromptResult]:
         llm.close()
-        location = resolve(asked.model, Settings.from_env(), revision=asked.revision, load_format="dummy")
-        model = random_transformers(location, llm.device, llm.dtype, asked="bench prompt --peer")
+        model = random_transformers(location, llm.device, llm.dtype)
         yield from measure_transformers_prompts(model, sizes, reps=reps, warmup=warmup, show=show_status)
 
     results: list[PromptResult] = []
     rows = Rows(out, llm.device, f"{llm.name}, {name_of(llm.dtype)} on {llm.device}, first tokens", *_COLUMNS)
     ours: dict[tuple[int, int], float] = {}
     # Each as it is measured: a peer that compiles takes minutes.
-    for result in chain(own, peers() if peer else ()):
+    for result in chain(own, peers(location) if location is not None else ()):
         size, seconds = (result.batch, result.tokens), result.seconds
         ours.setdefault(size, seconds.p50)
         results.append(result)

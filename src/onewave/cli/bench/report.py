@@ -170,7 +170,7 @@ def numbers(name: str, text: str, least: int = 0) -> list[int]:
     """Whole numbers separated by commas, none below `least`. Raises InvalidArgumentError."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise InvalidArgumentError(name, got=shown(text), allowed="whole numbers separated by commas")
+        raise InvalidArgumentError(name, got=shown(text), allowed="whole numbers below 10^9, separated by commas")
     if min(map(int, parts)) < least:
         raise InvalidArgumentError(name, got=text, allowed=f"whole numbers from {least}")
     return [int(part) for part in parts]

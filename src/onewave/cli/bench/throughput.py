@@ -33,7 +33,11 @@ def throughput(
     """Measure tokens a second of many requests, prompts and decoding together, as offline work has them."""
     from onewave.bench.engine.latency import Case
     from onewave.bench.engine.throughput import measure_throughput, measure_transformers
+    from onewave.bench.engine.transformers_peer import check_transformers
 
+    found = resolve(asked.model, Settings.from_env(), revision=asked.revision, load_format="dummy") if peer else None
+    if found is not None:
+        check_transformers(found, asked="bench throughput --peer")
     case = Case(requests, input_len, output_len, f"{requests} requests")
     opened = open_llm(asked, max_num_seqs=max_num_seqs, max_model_len=input_len + output_len)
     with opened.llm as llm:
@@ -63,8 +67,7 @@ def throughput(
         rows.add(cells, [result.measurement(facts["model"], extra)])
 
     add(results[0], extra)
-    if peer:
-        found = resolve(asked.model, Settings.from_env(), revision=asked.revision, load_format="dummy")
+    if found is not None:
         results.append(measure_transformers(found, (where, dtype), case, reps=reps, warmup=warmup, show=show_status))
         add(results[1], {"dtype": name_of(dtype)})
     shown = [asdict(result) | {"tokens_per_second": result.tokens_per_second} for result in results]

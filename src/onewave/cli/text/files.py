@@ -1,6 +1,5 @@
 """Files that a command reads: prompts, chat templates, tools."""
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, shown
+from onewave.base.json_files import parse_json
 from onewave.cli.output import read_file
 from onewave.engine.text.conversations import check_tools, is_template
 
@@ -26,14 +26,6 @@ def read_text(file: Path, what: str) -> str:
 
 def _name(file: Path, what: str) -> str:
     return "standard input" if str(file) == "-" else f"{what} {file}"
-
-
-def parse_json(text: str, what: str) -> Any:
-    """A text's JSON. Raises InvalidArgumentError."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(what, got=f"not JSON ({error})") from None
 
 
 def read_prompts(file: Path, form: str) -> list[Any]:

@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 
 from onewave.base.errors import InvalidArgumentError, check_one_of
+from onewave.base.json_files import in_file
 from onewave.base.weight_formats import WEIGHT_BYTES
-from onewave.cli.output import read_file
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.config.read import find_config
-from onewave.models.step_plan import MAX_FILE_BYTES, StepPlan, read_plan
+from onewave.models.step_plan import StepPlan, open_plan
 from onewave.tiles.graph.programs import parse_bytes
 from onewave.tiles.sim.machine import CacheLevel
 
@@ -49,8 +49,9 @@ def weight_bytes_of(weight_format: str) -> float:
 
 def plan_and_config(file: str) -> tuple[StepPlan, ModelConfig]:
     """Read a decode step's plan, and its model's sizes. Raises InvalidArgumentError, ConfigError."""
-    plan = read_plan(read_file("plan", file, MAX_FILE_BYTES))
-    return plan, find_config(plan.model)
+    plan = open_plan(file)
+    with in_file(file):
+        return plan, find_config(plan.model)
 
 
 def policy_of(text: str) -> str:

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from onewave.base.errors import InvalidArgumentError
+from onewave.base.json_files import in_file
 from onewave.cli.tiles import options
 from onewave.models.config.read import find_config
-from onewave.models.llama_plan import SYNC_POLICY, DealtStep, DecodePlan, deal_decode, workers_for
+from onewave.models.llama_plan import SYNC_POLICY, DealtStep, DecodePlan, check_context, deal_decode, workers_for
 from onewave.models.step_plan import deal_plan, prove_dealt
 from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.graph.programs import (
@@ -113,8 +114,10 @@ class Program:
         """Read a decode step's plan and prove it."""
         check_options("a plan", self, ("context",))
         exactly("a plan", self.sizes or [], ())
+        check_context(self.context)
         plan, config = options.plan_and_config(self.program)
-        step = deal_plan(config, plan, context=self.context)
+        with in_file(self.program):
+            step = deal_plan(config, plan, context=self.context)
         return Built(step.graph, step.queues, step=step, proved=prove_dealt(step))
 
 

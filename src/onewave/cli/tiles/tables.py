@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from onewave.base.errors import VerificationError
+from onewave.base.json_files import in_file
 from onewave.cli.output import amount, percent, read_file, show, table
 from onewave.tiles.sim.timeline import Timeline
 from onewave.tiles.sim.trace import Trace
@@ -23,7 +24,9 @@ MAX_TENSORS = 12
 
 def read_trace(path: Path) -> Trace:
     """Read a Trace. Raises InvalidArgumentError."""
-    return Trace.from_json(read_file("trace", path, MAX_TRACE_BYTES))
+    text = read_file("trace", path, MAX_TRACE_BYTES)
+    with in_file(path):
+        return Trace.from_json(text)
 
 
 def print_simulation(facts: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from onewave.base.errors import InvalidArgumentError, VerificationError
+from onewave.base.json_files import in_file
 from onewave.cli import options
 from onewave.cli.output import read_file
 from onewave.cli.tiles import tables
@@ -45,9 +46,10 @@ def verify_command(
     """
     text = read_file("schedule file", file, MAX_FILE_BYTES)
     if is_plan(text):
-        _verify_plan(text, as_json)
+        _verify_plan(text, file, as_json)
         return
-    schedule = parse_schedule(text)
+    with in_file(file):
+        schedule = parse_schedule(text)
     try:
         proved = verify(schedule)
     except VerificationError as error:
@@ -61,10 +63,11 @@ def verify_command(
         print(message)
 
 
-def _verify_plan(text: bytes, as_json: bool) -> None:
-    plan = read_plan(text)
+def _verify_plan(text: bytes, file: str, as_json: bool) -> None:
     try:
-        proved = prove_plan(find_config(plan.model), plan)
+        with in_file(file):
+            plan = read_plan(text)
+            proved = prove_plan(find_config(plan.model), plan)
     except VerificationError as error:
         raise tables.rejected(error, as_json) from None
     message = (
@@ -100,7 +103,8 @@ def interpret_command(
         except ValueError as error:
             allowed = "a file that `lower decode --out FILE.npz` wrote"
             raise InvalidArgumentError("task table", got=f"{file}: {error}", allowed=allowed) from None
-        table = TaskTable.from_bytes(data) if words is None else TaskTable.from_words(words)
+        with in_file(file):
+            table = TaskTable.from_bytes(data) if words is None else TaskTable.from_words(words)
     if len(table.queue) * max(runs, 1) * max(epochs, 1) > MAX_TURNS // 3:
         most = MAX_TURNS // 3 // max(1, len(table.queue))
         raise InvalidArgumentError(

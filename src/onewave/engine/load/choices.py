@@ -20,7 +20,6 @@ from onewave.weights.fetch.sources import ModelLocation, resolve
 if TYPE_CHECKING:
     from onewave.engine.text.tokenizer import Tokenizer
     from onewave.models.config.model_config import ModelConfig
-    from onewave.models.step_plan import StepPlan
 
 _WAVE_PATHS = ("auto", "wave")
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
@@ -40,10 +39,11 @@ def resolve_load(
         from onewave.models.llama_plan import MAX_BATCH
 
         rows, launches = min(rows, MAX_BATCH), -(-rows // MAX_BATCH)
-    plan = None if asked.plan is None else open_plan(asked.plan)
-    if plan is not None:
-        from onewave.models.step_plan import check_plan_fits
+    plan = None
+    if asked.plan is not None:
+        from onewave.models.step_plan import check_plan_fits, open_plan
 
+        plan = open_plan(asked.plan)
         check_plan_fits(plan, batch=rows, weights=name_of(weight_format))
     return LoadOptions(
         dtype=dtype,
@@ -60,18 +60,6 @@ def resolve_load(
         progress=asked.progress,
         kv_dtype=choose_kv_dtype(asked.kv_cache_dtype, device),
     )
-
-
-def open_plan(file: str | PathLike[str]) -> StepPlan:
-    """Read a decode step's plan. Raises InvalidArgumentError."""
-    from onewave.models.step_plan import read_plan
-
-    try:
-        text = Path(file).read_bytes()
-    except (OSError, ValueError) as error:
-        got = f"{shown(os.fspath(file))}: {str(error)[:100]}"
-        raise InvalidArgumentError("plan", got=got, allowed="a file that `onewave tiles plan` has written") from error
-    return read_plan(text)
 
 
 def choose_decode(decode: str, *, enforce_eager: bool, device: torch.device, planned: bool = False) -> str:

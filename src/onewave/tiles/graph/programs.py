@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onewave.base.errors import InvalidArgumentError
+from onewave.base.json_files import in_file, read_bounded
 from onewave.tiles.graph.builders import conv2d, ffn, gemm, gemm_chain, gemm_stream_k
 from onewave.tiles.graph.builders_attention import attention, attention_block
 from onewave.tiles.graph.graph import TileGraph
@@ -99,6 +99,7 @@ PROGRAMS: dict[str, ProgramRow] = {
     "conv": ProgramRow(("N", "H", "W", "C", "OUT", "KH", "KW"), (3, 3), _conv, "convolution as implicit GEMM"),
 }  # fmt: skip
 """Programs with numbers as sizes. Beside them: notation FILE."""
+_MAX_NOTATION_BYTES = 1 << 20
 _ALWAYS_READ = ("program", "sizes", "workers", "stream_k")
 
 
@@ -130,12 +131,12 @@ def read_notation(sizes: Sequence[str | int], options: ProgramOptions | None = N
 
     check_options("notation", options or ProgramOptions(), ())
     [path] = exactly("notation", sizes, ("FILE",))
-    try:
-        text = Path(str(path)).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        got = getattr(error, "strerror", None) or "not a text file"
-        raise InvalidArgumentError(f"notation file {path}", got=got, allowed="a readable text file") from None
-    return parse_notation(text)
+    text = read_bounded(str(path), "notation file", _MAX_NOTATION_BYTES)
+    with in_file(str(path)):
+        try:
+            return parse_notation(text.decode())
+        except UnicodeDecodeError:
+            raise InvalidArgumentError("notation", got="no UTF-8", allowed="a text file") from None
 
 
 def check_options(kind: str, options: DataclassInstance, reads: Sequence[str]) -> None:

@@ -4,18 +4,19 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError
+from onewave.base.json_files import parse_json, read_bounded
 from onewave.tiles.graph.graph import MAX_TASKS, TileGraph
 from onewave.tiles.order import chain, grid
 from onewave.tiles.sim.pictures import Picture, order_picture
 
 Ints = npt.NDArray[np.int64]
+_MAX_BYTES = 64 << 20  # of a file of an explicit order
 
 
 @dataclass(frozen=True)
@@ -156,13 +157,8 @@ def _explicit_tiles(given: str | None) -> Ints:
     allowed = "explicit:FILE.json or explicit:[[row,column],...]"
     if not given:
         raise InvalidArgumentError(what, got="nothing", allowed=allowed)
-    try:
-        text = given if given.lstrip().startswith("[") else Path(given).read_text(encoding="utf-8")
-        document: Any = json.loads(text)
-    except OSError as error:
-        raise InvalidArgumentError(f"{what}: {given}", got=error.strerror or "unreadable", allowed=allowed) from None
-    except (ValueError, RecursionError):
-        raise InvalidArgumentError(what, got="malformed JSON", allowed=allowed) from None
+    text = given if given.lstrip().startswith("[") else read_bounded(given, what, _MAX_BYTES)
+    document: Any = parse_json(text, what if text is given else f"{what}: {given}", allowed=allowed)
     if isinstance(document, dict):
         document = cast("dict[str, Any]", document).get("order")
     pairs: list[tuple[int, int]] = []

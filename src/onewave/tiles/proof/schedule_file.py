@@ -31,6 +31,7 @@ from typing import Any, cast
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError
+from onewave.base.json_files import parse_json
 from onewave.tiles.graph.graph import linked
 from onewave.tiles.order.schedule import Csr, Ints, Mode, Program, Ring, Schedule, Syncs, ring_edges, ring_places
 from onewave.tiles.sim.machine import MAX_WORKERS
@@ -54,15 +55,8 @@ def parse_schedule(text: bytes) -> Schedule:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        data = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_object)
+        data = parse_json(text, "schedule")
         return _Reader(_mapping(data, "the file", FILE_KEYS)).schedule()
-    except RecursionError:
-        raise _bad("JSON", "lists nested too deeply") from None
-    except InvalidArgumentError:
-        raise
-    except ValueError as error:
-        reason = str(error) if "set_int_max_str_digits" not in str(error) else "a number of thousands of digits"
-        raise _bad("JSON", reason[:200]) from None
     finally:
         if collecting:
             gc.enable()
@@ -71,14 +65,6 @@ def parse_schedule(text: bytes) -> Schedule:
 def _bad(what: str, got: object, allowed: str | None = None) -> InvalidArgumentError:
     shown = got if isinstance(got, str) else json.dumps(got, default=str)
     return InvalidArgumentError(what, got=shown if len(shown) <= 200 else shown[:197] + "...", allowed=allowed)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} twice in one object")
-    return made
 
 
 def _mapping(value: object, what: str, keys: set[str] | None) -> dict[str, Any]:

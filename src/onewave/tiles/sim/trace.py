@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onewave.base.errors import InvalidArgumentError, check_one_of
+from onewave.base.json_files import parse_json
 from onewave.tiles.sim.pictures import Bar, Picture, timeline_picture
 from onewave.tiles.sim.report import Report
 
@@ -159,12 +160,7 @@ class Trace:
     @classmethod
     def from_json(cls, text: str | bytes) -> Trace:
         """Read what to_json wrote. Raises InvalidArgumentError saying what is wrong with anything else."""
-        try:
-            document: Any = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            got = str(error)[:80] or type(error).__name__
-            raise InvalidArgumentError("trace", got=f"malformed JSON: {got}", allowed="an onewave trace") from None
-        return cls.from_dict(document)
+        return cls.from_dict(parse_json(text, "trace", allowed="an onewave trace"))
 
     @classmethod
     def from_dict(cls, document: object) -> Trace:
