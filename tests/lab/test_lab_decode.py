@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from onewave.base.errors import InvalidArgumentError
+from onewave.base.weight_formats import WEIGHT_BYTES
 from onewave.lab import decode, profiles
 from onewave.lab.fields import Fields
 from onewave.models.config.read import builtin_config
+from onewave.models.profile import DECODE, STEP, parts
 from onewave.models.step_plan import digest_of, prove_plan, read_plan
 from onewave.models.wave_prediction import kept_costs, predict_plan
 
@@ -79,3 +81,11 @@ def test_a_profile_has_a_row_a_part_and_pictures() -> None:
     assert [row["part"] for row in found["rows"]].count("step") == 2
     assert found["roofline"].startswith("<svg")
     assert len(found["m"]) == len(found["us"]) > 20
+
+
+def test_the_profile_page_judges_the_whole_step() -> None:
+    """Though it simulates the first layers alone."""
+    [step] = [row for row in profiles.profile({"tokens": 1})["rows"] if (row["phase"], row["part"]) == (DECODE, STEP)]
+    whole = parts(builtin_config("llama-3.2-1b"), DECODE, 1, 512, weight_bytes=WEIGHT_BYTES["compact"])[-1]
+    assert step["intensity"] == whole.intensity
+    assert step["memory"] == pytest.approx(0.81, abs=0.05)  # as measured: ledger/h200.jsonl:2881

@@ -58,9 +58,10 @@ def test_every_gpu_gets_a_prediction_no_better_than_its_ceilings(name: str) -> N
     assert all(us > least for us in tiles)  # a tile has 64 rows, 16 of them filled
 
 
-@pytest.mark.parametrize("name", list(GPUS))
+@pytest.mark.parametrize("name", [name for name in GPUS if name != "H100"])  # as an H200
 def test_more_tokens_sequences_or_keys_are_never_predicted_to_take_less(name: str) -> None:
-    shallow = replace(CONFIG, num_layers=1, layer_windows=(None,), vocab_size=4096)
+    config = builtin_config("llama-3.2-1b")
+    shallow = replace(config, num_layers=1, layer_windows=(None,), vocab_size=4096)
     predictor = Predictor(shallow, GPUS[name], 1.625)
     prompts = [(PREFILL, rows, 0) for rows in (1, 2, 63, 64, 65, 66, 128, 129, 192, 193, 512, 513, 8192)]
     batches = [(DECODE, rows, 512) for rows in (1, 2, 16, 17, 64, 65)]

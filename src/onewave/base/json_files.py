@@ -1,7 +1,7 @@
 """Files of JSON: those of a model, and those that a person names."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -73,7 +73,7 @@ def parse_json(text: bytes | str, what: str, *, allowed: str | None = None) -> A
 
 
 @contextmanager
-def in_file(path: str | PathLike[str]) -> Iterator[None]:
+def in_file(path: str | PathLike[str]) -> Generator[None]:
     """Name the file in each InvalidArgumentError that is raised about what stands in it."""
     try:
         yield
