@@ -60,8 +60,9 @@ def test_scales_of_a_cache_alone_come_with_16_bit_weights(tmp_path: Path) -> Non
     ("k_name", "v_name", "shape", "kind", "ratio"),
     [
         ("k_scale", "v_scale", (), {}, 1.0),
-        ("k_scale", "v_scale", (2, 1, 1), {"num_bits": 8, "type": "float"}, 1.0),
+        ("attn.k_scale", "attn.v_scale", (2, 1, 1), {"num_bits": 8, "type": "float"}, 1.0),
         ("k_proj.output_scale", "v_proj.output_scale", (1,), {"num_bits": 8, "type": "int"}, 127 / 448),
+        ("qkv_proj.k_scale", "qkv_proj.v_scale", (1,), {}, 1.0),
         ("kv_scale", "kv_scale", (1,), {}, 1.0),
     ],
 )

@@ -87,7 +87,9 @@ def stored_scales(location: ModelLocation, config: ModelConfig) -> tuple[Tensor,
 
 
 def _stored(store: WeightStore, config: ModelConfig, kind: str) -> Tensor | None:
-    endings = f"{kind}_scale", f"{kind}_proj.{kind}_scale", f"{kind}_proj.output_scale", "kv_scale"
+    own = f"{kind}_scale"
+    beside = (f"{module}.{own}" for module in (f"{kind}_proj", "qkv_proj", "attn"))
+    endings = (own, *beside, f"{kind}_proj.output_scale", "kv_scale")
     first = hf_layout(store.tensors).layers
     rows: list[Tensor] = []
     for layer in range(config.num_layers):

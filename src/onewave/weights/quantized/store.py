@@ -16,7 +16,7 @@ from onewave.weights.store import TensorInfo, WeightStore, quote
 # Codes in a file's own dtype that are not the matrix itself.
 _CODES = ("I8", "U8", "F8_E4M3", "F8_E5M2", "I32")
 # Scales of a quantised KV cache, which engine/load/kv_format.py reads.
-_UNUSED = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
+_UNUSED = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".prob_scale", ".k_zero_point", ".v_zero_point")
 
 
 _ENDINGS = tuple(f".{part}" for names in NAMES.values() for part in (names.main, names.scale) if part != "weight")
