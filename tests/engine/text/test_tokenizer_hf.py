@@ -137,6 +137,14 @@ def test_text_that_the_vocabulary_lacks_is_unknown_unless_that_would_end_an_answ
     assert (ours.encode_chat(talk), ours.encode("a z", allow_special=False)) == ([1, 2], [2])
 
 
+def test_text_that_unigrams_lack_is_unknown_though_no_file_names_that_token(tmp_path: Path) -> None:
+    backend = Backend(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("<", -2.0), ("u", -2.0)], unk_id=0))
+    backend.add_special_tokens(["<unk>"])
+    ours = open_directory(save_directory(tmp_path, backend, {"chat_template": "a{{ messages[0].content }}"}))
+    assert ours.encode("az", allow_special=False) == [1, 0]
+    assert ours.encode_chat([{"role": "user", "content": "za"}]) == [1, 0, 1]
+
+
 def change_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 

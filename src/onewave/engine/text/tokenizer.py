@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import Unigram
 from tokenizers.pre_tokenizers import PreTokenizer, Whitespace
 
 from onewave.base.errors import InvalidArgumentError, TokenizerError, UnsupportedError, shown
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from onewave.weights.fetch.sources import ModelLocation
 
 _CALLERS_TEMPLATES = 8
+_NO_CHARACTER = "\U0005fffe"  # which Unicode reserves: no vocabulary has it
 # Characters from which on an encoding takes longer than other threads are to wait, some milliseconds.
 _LONG_TEXT = 10_000
 # Of transformers' apply_chat_template, what shapes a batch of tensors.
@@ -343,8 +346,12 @@ class Tokenizer:
     @cached_property
     def control_ids(self) -> frozenset[int]:
         """The special ids without the one for text that the vocabulary lacks, unless that begins a text or ends it."""
-        text = getattr(self._backend.model, "unk_token", None) or self._parts.special_tokens.get("unk_token")
+        model = self._backend.model
+        text = getattr(model, "unk_token", None) or self._parts.special_tokens.get("unk_token")
         unknown = None if text is None else self._backend.token_to_id(text)
+        if text is None and isinstance(model, Unigram):  # which has one without saying so
+            with suppress(Exception):  # tokenizers raises bare ones where there is none
+                unknown = model.tokenize(_NO_CHARACTER)[0].id
         return self.special_ids - ({unknown} - {*self.eos_token_ids, self.bos_token_id})
 
     def _spell(self, token_id: int, forged: frozenset[int]) -> list[int]:
