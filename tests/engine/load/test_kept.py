@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from kit.models import plain_wave
 from kit.models.plain_wave import how
 from kit.models.quantized_files import compressed, packed, quantise_checkpoint
+from kit.models.tiny_decoders import logits_of
 from kit.models.tiny_gguf import write_gguf
 from kit.models.tiny_models import config_of, save_checkpoint
 from kit.numpy_gpu.simulated_wave import LONG
@@ -23,7 +23,6 @@ from onewave.engine.load.checkpoint import load_model, open_parts
 from onewave.engine.load.kept import kept_format, stream_kept
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.wave import load_wave
-from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.config.read import load_config
 from onewave.models.llama import Llama
@@ -60,12 +59,6 @@ def written(path: Path, config: ModelConfig, types: dict[str, str]) -> ModelLoca
             tensors[f"blk.{layer}.{name}.weight"] = (1 + values(hidden), "F32")
     write_gguf(path, "llama", {}, tensors)
     return ModelLocation("gguf", path, "tiny")
-
-
-def logits(model: Llama) -> list[Tensor]:
-    kv = model.new_cache(num_slots=2, capacity=64)
-    found = [model.forward(Batch.prefill([(0, [5, 90, 3, 17, 44], 0)], CPU), kv)]
-    return [*found, model.forward(Batch.decode(*torch.tensor([[7, 9], [5, 0], [0, 1]])), kv)]
 
 
 def kept(location: ModelLocation, options: LoadOptions) -> tuple[Llama, MixedFormat]:
@@ -117,7 +110,7 @@ def test_a_quantised_file_gives_the_bits_of_its_dequantised_values(
     assert dict(form.widths) == widths
     whole = load_model(location, CONFIG, options)
     assert isinstance(model.weights.embedding, RowTable) is ("token_embd" in types)
-    assert all(torch.equal(a, b) for a, b in zip(logits(model), logits(whole), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(logits_of(model), logits_of(whole), strict=True))
 
 
 def test_zero_points_that_the_first_matrix_lacks_are_not_passed_over(tmp_path: Path) -> None:

@@ -8,29 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from kit.models import plain_wave
 from kit.models.plain_wave import how
-from kit.models.tiny_decoders import BASE, in_float32
+from kit.models.tiny_decoders import BASE, DUMMY, LOCATION, in_float32, logits_of
 from onewave.base.weight_formats import ROUNDINGS, Rounding
 from onewave.engine.load.checkpoint import load_model, open_parts
 from onewave.engine.load.load import load
-from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.rounded import pack_rounded, round_weights
 from onewave.engine.load.rounding_cost import divergence
 from onewave.engine.load.streamed import StreamedModel, stream_model
 from onewave.engine.load.wave import load_wave
 from onewave.models import llama_plan
-from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import plan_decode
-from onewave.weights.fetch.sources import ModelLocation
 
 planned = plain_wave.planned  # a fixture
 CPU = torch.device("cpu")
-LOCATION = ModelLocation("builtin", None, "tiny")
 FAMILIES = {
     "own head": BASE,
     "tied tables": replace(BASE, tie_word_embeddings=True),
@@ -40,12 +35,8 @@ KEPT = {"int8": "G8", "fp8": "GF8", "int4": "Q4_0"}
 BOTH = pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=list(ROUNDINGS))
 
 
-def options(**more: Any) -> LoadOptions:
-    return LoadOptions(dtype=torch.float16, device=CPU, load_format="dummy", max_model_len=64, **more)
-
-
 def plain_model(config: ModelConfig, rounding: Rounding | None) -> Llama:
-    found = load_model(LOCATION, config, options())
+    found = load_model(LOCATION, config, DUMMY)
     if rounding is not None:
         found.weights = round_weights(found.weights, rounding)
     return found
@@ -53,23 +44,16 @@ def plain_model(config: ModelConfig, rounding: Rounding | None) -> Llama:
 
 def streamed(config: ModelConfig, rounding: Rounding) -> StreamedModel:
     program = plan_decode(config, batch=1, workers=3, weight_bytes=rounding.weight_bytes).program
-    with open_parts(LOCATION, config, LoadOptions(dtype=torch.float16, device=CPU, load_format="dummy")) as parts:
-        return stream_model(parts, config, program, options(weight_format=rounding))
-
-
-def logits(model: Llama) -> list[Tensor]:
-    kv = model.new_cache(num_slots=2, capacity=64)
-    prompts = ([5, 90, 3, 17, 44], [8])
-    found = [model.forward(Batch.prefill([(slot, prompt, 0)], CPU), kv) for slot, prompt in enumerate(prompts)]
-    return [*found, model.forward(Batch.decode(*torch.tensor([[7, 9], [5, 1], [0, 1]])), kv)]
+    with open_parts(LOCATION, config, DUMMY) as parts:
+        return stream_model(parts, config, program, replace(DUMMY, weight_format=rounding))
 
 
 @BOTH
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_stream_of_bytes_and_plain_matrices_give_the_same_bits(family: str, rounding: Rounding) -> None:
     config = FAMILIES[family]
-    expected = logits(plain_model(config, rounding))
-    found = logits(streamed(config, rounding).model)
+    expected = logits_of(plain_model(config, rounding))
+    found = logits_of(streamed(config, rounding).model)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -78,14 +62,14 @@ def test_tiles_of_two_operands_hold_the_same(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(llama_plan, "_MAX_FILLING", 100.0)
     large = streamed(BASE, ROUNDINGS["int8"])
     assert (small.stream.shape.images, large.stream.shape.images) == (1, 2)
-    assert all(torch.equal(a, b) for a, b in zip(logits(small.model), logits(large.model), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(logits_of(small.model), logits_of(large.model), strict=True))
 
 
 @BOTH
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_rounded_model_is_near_the_whole_one_but_not_it(family: str, rounding: Rounding) -> None:
-    whole = logits(in_float32(plain_model(FAMILIES[family], None)))
-    found = logits(plain_model(FAMILIES[family], rounding))
+    whole = logits_of(in_float32(plain_model(FAMILIES[family], None)))
+    found = logits_of(plain_model(FAMILIES[family], rounding))
     for mine, exact in zip(found, whole, strict=True):
         error = float((mine - exact).norm() / exact.norm())
         assert 1e-3 < error < {"int8": 0.03, "fp8": 0.12, "int4": 0.4}[rounding.name]
@@ -110,15 +94,14 @@ def test_a_stream_of_bytes_holds_half_of_what_16_bits_take() -> None:
 
 @BOTH
 def test_a_cpu_keeps_the_rounded_model_as_blocks_of_the_same_values(rounding: Rounding) -> None:
-    how = LoadOptions(dtype=torch.float32, device=CPU, load_format="dummy", max_model_len=64)
-    blocks, dense = (load_model(LOCATION, BASE, how) for _ in range(2))
+    blocks, dense = (load_model(LOCATION, BASE, replace(DUMMY, dtype=torch.float32)) for _ in range(2))
     blocks.weights, dense.weights = pack_rounded(blocks.weights, rounding), round_weights(dense.weights, rounding)
     for mine, plain in zip(blocks.weights.layers, dense.weights.layers, strict=True):
         for name, kind in (("qkv", KEPT[rounding.name]), ("down", KEPT[rounding.name])):
             packed = getattr(mine, name)
             assert {piece.kind for piece in packed.pieces} == {kind}
             assert torch.equal(packed.dequantize(), getattr(plain, name))
-    for mine, plain in zip(logits(blocks), logits(dense), strict=True):
+    for mine, plain in zip(logits_of(blocks), logits_of(dense), strict=True):
         assert (mine - plain).abs().max() <= 1e-4 * plain.abs().max()
 
 
@@ -132,8 +115,8 @@ def test_the_cost_of_rounding_is_a_divergence_of_distributions() -> None:
 
 @BOTH
 def test_a_load_says_what_rounding_costs(rounding: Rounding, caplog: pytest.LogCaptureFixture) -> None:
-    given = LoadOptions(dtype=torch.float32, device=CPU, load_format="dummy", max_model_len=64, weight_format=rounding)
-    load("eager", LOCATION, BASE, replace(given, sample=lambda: [5, 90, 3, 17, 44]))
+    sampling = replace(DUMMY, dtype=torch.float32, weight_format=rounding, sample=lambda: [5, 90, 3, 17, 44])
+    load("eager", LOCATION, BASE, sampling)
     assert cost_said(rounding, caplog) < 0.1
 
 

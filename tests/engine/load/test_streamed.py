@@ -10,14 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.models.tiny_decoders import BASE, in_float32
+from kit.models.tiny_decoders import BASE, DUMMY, LOCATION, in_float32, logits_of
 from onewave.base.errors import UnsupportedError
 from onewave.engine.load import streamed
 from onewave.engine.load.checkpoint import ModelParts, load_model, open_parts
-from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.streamed import StreamedModel, layer_matrices, stream_model
 from onewave.models import llama
-from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.decode_wave import wave_weights
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
@@ -25,10 +23,8 @@ from onewave.models.llama_plan import plan_decode
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights import pack
 from onewave.wave.weights.formats import plain
-from onewave.weights.fetch.sources import ModelLocation
 
 CPU = torch.device("cpu")
-LOCATION = ModelLocation("builtin", None, "tiny")
 FAMILIES = {
     "own head": BASE,
     "tied tables": replace(BASE, tie_word_embeddings=True),
@@ -37,18 +33,14 @@ FAMILIES = {
 }
 
 
-def options() -> LoadOptions:
-    return LoadOptions(dtype=torch.float16, device=CPU, load_format="dummy", max_model_len=64)
-
-
 def plain_model(config: ModelConfig) -> Llama:
-    return load_model(LOCATION, config, options())
+    return load_model(LOCATION, config, DUMMY)
 
 
 def streamed_model(config: ModelConfig, wrap: Any = lambda parts: parts, **more: Any) -> StreamedModel:
     program: WaveProgram = plan_decode(config, batch=1, workers=3).program
-    with open_parts(LOCATION, config, LoadOptions(dtype=torch.float16, device=CPU, load_format="dummy")) as parts:
-        return stream_model(wrap(parts), config, program, options(), **more)
+    with open_parts(LOCATION, config, DUMMY) as parts:
+        return stream_model(wrap(parts), config, program, DUMMY, **more)
 
 
 def folded(model: Llama) -> Llama:
@@ -76,21 +68,11 @@ def folded(model: Llama) -> Llama:
     return Llama(model.config, LlamaWeights(w.embedding, layers, norm, head), max_model_len=64)
 
 
-def logits(model: Llama) -> list[Tensor]:
-    """Of two prompts, with those of every token, and of a step after them."""
-    kv = model.new_cache(num_slots=2, capacity=64)
-    found: list[Tensor] = []
-    for slot, prompt in enumerate(([5, 90, 3, 17, 44], [8])):
-        batch = Batch.prefill([(slot, prompt, 0)], CPU)
-        found.append(model.forward(batch, kv, each=lambda _, some: found.append(some)))
-    return [*found, model.forward(Batch.decode(*torch.tensor([[7, 9], [5, 1], [0, 1]])), kv)]
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_unpacked_matrices_give_the_plain_models_bits_once_its_gains_are_in_them(family: str) -> None:
     config = FAMILIES[family]
-    expected = logits(folded(plain_model(config)))
-    found = logits(streamed_model(config).model)
+    expected = logits_of(folded(plain_model(config)))
+    found = logits_of(streamed_model(config).model)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -103,8 +85,8 @@ def test_the_stream_is_what_packing_the_plain_model_gives(family: str) -> None:
 
 def test_gains_in_the_matrices_cost_no_accuracy() -> None:
     plain = plain_model(BASE)
-    right = logits(in_float32(plain))
-    for found, ordinary, exact in zip(logits(streamed_model(BASE).model), logits(plain), right, strict=True):
+    right = logits_of(in_float32(plain))
+    for found, ordinary, exact in zip(logits_of(streamed_model(BASE).model), logits_of(plain), right, strict=True):
         assert (found - exact).norm() <= 1.5 * (ordinary - exact).norm() + 1e-3 * exact.norm()
 
 
@@ -117,10 +99,10 @@ def test_a_large_head_is_unpacked_part_by_part(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(llama, "linear", exact)
     made = streamed_model(BASE)
-    expected = logits(made.model)
+    expected = logits_of(made.model)
     monkeypatch.setattr(pack, "_PART_BYTES", 10 * 128 * 2)
     assert len(list(made.model.weights.head.parts())) == 14
-    for found, whole in zip(logits(made.model), expected, strict=True):
+    for found, whole in zip(logits_of(made.model), expected, strict=True):
         assert torch.allclose(found, whole, atol=1e-5)
 
 

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from kit.operands.random import randn
+from onewave.engine.load.options import LoadOptions
+from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
+from onewave.weights.fetch.sources import ModelLocation
 
 BASE = ModelConfig(
     family="llama",
@@ -32,6 +35,10 @@ BASE = ModelConfig(
     bos_token_id=1,
     eos_token_ids=(2,),
 )
+
+LOCATION = ModelLocation("builtin", None, "tiny")
+DUMMY = LoadOptions(dtype=torch.float16, device=torch.device("cpu"), load_format="dummy", max_model_len=64)
+"""How BASE and its like are loaded without files."""
 
 FAMILIES = {
     "llama": BASE,
@@ -88,3 +95,13 @@ def in_float32(model: Llama) -> Llama:
     layers = tuple(LayerWeights(**{k: wide(v) for k, v in vars(layer).items()}) for layer in model.weights.layers)
     rest = [wide(t) for t in (model.weights.embedding, model.weights.norm, model.weights.head)]
     return Llama(model.config, LlamaWeights(rest[0], layers, rest[1], rest[2]), max_model_len=model.config.max_position)
+
+
+def logits_of(model: Llama) -> list[Tensor]:
+    """Of two prompts, with those of every token, and of a step after them; on the CPU."""
+    kv = model.new_cache(num_slots=2, capacity=64)
+    found: list[Tensor] = []
+    for slot, prompt in enumerate(([5, 90, 3, 17, 44], [8])):
+        batch = Batch.prefill([(slot, prompt, 0)], DUMMY.device)
+        found.append(model.forward(batch, kv, each=lambda _, some: found.append(some)))
+    return [*found, model.forward(Batch.decode(*torch.tensor([[7, 9], [5, 1], [0, 1]])), kv)]
