@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kit.models.plain_wave import LOCATION, PlainWave
 from kit.models.plain_wave import how as options_of
-from kit.models.tiny_decoders import BASE
+from kit.models.tiny_decoders import BASE, STORED
 from onewave.base.errors import UnsupportedError
 from onewave.base.weight_formats import NIBBLES, ROUNDINGS, mixed
 from onewave.engine import llm
@@ -41,12 +41,7 @@ from onewave.weights.fetch.sources import ModelLocation
 
 GPU = torch.device("cuda", 0)
 OPERATORS = ("append_kv", "attention", "embedding", "linear", "post_attention_rows", "rms_norm")
-FAMILIES = {
-    "own head": BASE,
-    "tied tables": replace(BASE, tie_word_embeddings=True),
-    "biases": replace(BASE, qkv_bias=True),
-    "norms of q and k, a sliding window": replace(BASE, qk_norm=True, layer_windows=(7, None)),
-}
+FAMILIES = STORED | {"norms of q and k, a sliding window": replace(BASE, qk_norm=True, layer_windows=(7, None))}
 
 
 how = partial(options_of, max_num_seqs=3, max_model_len=400)

@@ -11,7 +11,7 @@ import torch
 
 from kit.models import plain_wave
 from kit.models.plain_wave import how
-from kit.models.tiny_decoders import BASE, DUMMY, LOCATION, in_float32, logits_of
+from kit.models.tiny_decoders import BASE, DUMMY, LOCATION, STORED, in_float32, logits_of
 from onewave.base.weight_formats import ROUNDINGS, Rounding
 from onewave.engine.load.checkpoint import load_model, open_parts
 from onewave.engine.load.load import load
@@ -26,11 +26,6 @@ from onewave.models.llama_plan import plan_decode
 
 planned = plain_wave.planned  # a fixture
 CPU = torch.device("cpu")
-FAMILIES = {
-    "own head": BASE,
-    "tied tables": replace(BASE, tie_word_embeddings=True),
-    "biases": replace(BASE, qkv_bias=True),
-}
 KEPT = {"int8": "G8", "fp8": "GF8", "int4": "Q4_0"}
 BOTH = pytest.mark.parametrize("rounding", ROUNDINGS.values(), ids=list(ROUNDINGS))
 
@@ -49,9 +44,9 @@ def streamed(config: ModelConfig, rounding: Rounding) -> StreamedModel:
 
 
 @BOTH
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", STORED)
 def test_a_stream_of_bytes_and_plain_matrices_give_the_same_bits(family: str, rounding: Rounding) -> None:
-    config = FAMILIES[family]
+    config = STORED[family]
     expected = logits_of(plain_model(config, rounding))
     found = logits_of(streamed(config, rounding).model)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -66,10 +61,10 @@ def test_tiles_of_two_operands_hold_the_same(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @BOTH
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", STORED)
 def test_the_rounded_model_is_near_the_whole_one_but_not_it(family: str, rounding: Rounding) -> None:
-    whole = logits_of(in_float32(plain_model(FAMILIES[family], None)))
-    found = logits_of(plain_model(FAMILIES[family], rounding))
+    whole = logits_of(in_float32(plain_model(STORED[family], None)))
+    found = logits_of(plain_model(STORED[family], rounding))
     for mine, exact in zip(found, whole, strict=True):
         error = float((mine - exact).norm() / exact.norm())
         assert 1e-3 < error < {"int8": 0.03, "fp8": 0.12, "int4": 0.4}[rounding.name]
@@ -77,7 +72,7 @@ def test_the_rounded_model_is_near_the_whole_one_but_not_it(family: str, roundin
 
 @BOTH
 def test_the_tied_embedding_keeps_its_values_beside_a_rounded_head(rounding: Rounding) -> None:
-    config = FAMILIES["tied tables"]
+    config = STORED["tied tables"]
     embedding = plain_model(config, None).weights.embedding
     for model in (plain_model(config, rounding), streamed(config, rounding).model):
         assert torch.equal(model.weights.embedding, embedding)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.models.tiny_decoders import BASE, DUMMY, LOCATION, in_float32, logits_of
+from kit.models.tiny_decoders import BASE, DUMMY, LOCATION, STORED, in_float32, logits_of
 from onewave.base.errors import UnsupportedError
 from onewave.engine.load import streamed
 from onewave.engine.load.checkpoint import ModelParts, load_model, open_parts
@@ -25,12 +25,7 @@ from onewave.wave.weights import pack
 from onewave.wave.weights.formats import plain
 
 CPU = torch.device("cpu")
-FAMILIES = {
-    "own head": BASE,
-    "tied tables": replace(BASE, tie_word_embeddings=True),
-    "biases": replace(BASE, qkv_bias=True),
-    "norms of q and k": replace(BASE, qk_norm=True),
-}
+FAMILIES = STORED | {"norms of q and k": replace(BASE, qk_norm=True)}
 
 
 def plain_model(config: ModelConfig) -> Llama:

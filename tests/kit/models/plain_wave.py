@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.models.tiny_decoders import LOCATION as LOCATION
 from onewave.base.weight_formats import find_quantization
 from onewave.engine.engine import Engine
 from onewave.engine.load import wave
@@ -21,12 +22,8 @@ from onewave.models.llama import Llama
 from onewave.wave.launch import launch
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights.pack import WeightStream
-from onewave.weights.fetch.sources import ModelLocation
 
 CPU = torch.device("cpu")
-
-
-LOCATION = ModelLocation("builtin", None, "tiny")
 
 
 def how(tmp_path: Path, name: str | None = None, **changes: Any) -> LoadOptions:

@@ -40,6 +40,13 @@ LOCATION = ModelLocation("builtin", None, "tiny")
 DUMMY = LoadOptions(dtype=torch.float16, device=torch.device("cpu"), load_format="dummy", max_model_len=64)
 """How BASE and its like are loaded without files."""
 
+STORED = {
+    "own head": BASE,
+    "tied tables": replace(BASE, tie_word_embeddings=True),
+    "biases": replace(BASE, qkv_bias=True),
+}
+"""Models whose weights are stored differently."""
+
 FAMILIES = {
     "llama": BASE,
     "seven heads a KV head, biases": replace(
