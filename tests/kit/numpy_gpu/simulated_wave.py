@@ -1,5 +1,6 @@
 """Decode steps of a model on the simulated device, through the wave kernel's own source."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -7,12 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kit.models.tiny_decoders import BASE, randn
+from kit.models.tiny_decoders import BASE, in_float32, randn
 from kit.numpy_gpu.numpy_memory import DTYPES, Memory, Pointer
 from kit.numpy_gpu.numpy_tensor_maps import Boxes
 from kit.numpy_gpu.simulated_device import Bench, words
 from kit.operands.nested import float_rows, nested_rows
-from onewave.base.weight_formats import MixedFormat, WeightFormat
+from onewave.base.weight_formats import MixedFormat, Rounding, WeightFormat
+from onewave.engine.load.rounded import round_weights
+from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import Batch
 from onewave.models.decode_wave import norm_gains, wave_weights
 from onewave.models.llama import Llama
@@ -149,6 +152,30 @@ class Simulated:
     def caches(self) -> list[Tensor]:
         shape = (*self.cache_shape[:-1], self.cache_shape[-1] // 2)
         return [torch.from_numpy(self.bench.memory.get(p, shape)).view(self.dtype) for p in (self.k, self.v)]
+
+
+def exactly_rounded(model: Llama, form: Rounding) -> Llama:
+    """The rounded weights in float32: what a step on them is to come to."""
+    return Llama(model.config, round_weights(in_float32(model).weights, form), max_model_len=model.max_model_len)
+
+
+def assert_steps_agree(
+    wave: Simulated, exact: Llama, slots: Sequence[int], steps: int, *, at_once: bool = False
+) -> KVCache:
+    """Decode `steps` tokens: each step's logits against those of `exact`, which is in float32. A sequence begins in a
+    slot a step after the one before it, or all begin at once. Returns the exact cache, NaN where nothing is."""
+    kv = exact.new_cache(num_slots=max(slots) + 1, capacity=CAPACITY)
+    kv.k.fill_(float("nan"))
+    kv.v.fill_(float("nan"))
+    dice = torch.Generator().manual_seed(3)
+    for step in range(steps):
+        where = list(slots if at_once else slots[: step + 1])
+        tokens = torch.randint(131, (len(where),), generator=dice).tolist()
+        positions = [step if at_once else step - place for place in range(len(where))]
+        expected = exact.forward(Batch.decode(*torch.tensor([tokens, positions, where])), kv)
+        found = wave.step(tokens, positions, where)
+        assert (found - expected).norm() < 4e-3 * expected.norm(), f"step {step}"
+    return kv
 
 
 def assert_batch_invariant(model: Llama, weight_format: WeightFormat | None = None) -> None:

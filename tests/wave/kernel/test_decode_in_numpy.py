@@ -9,7 +9,7 @@ import torch
 
 from kit.lanes import slow
 from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, randn, random_model
-from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, STREAM, Simulated, assert_batch_invariant
+from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, STREAM, Simulated, assert_batch_invariant, assert_steps_agree
 from onewave.base.settings import Settings
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
@@ -157,22 +157,9 @@ def test_sequences_of_different_lengths_share_a_step() -> None:
 
 
 def agree(model: Llama, batch: int, workers: int, steps: int, **constants: Any) -> None:
-    """Decode `steps` tokens of `batch` sequences that began at different times; logits and caches against float32."""
-    exact = in_float32(model)
-    kv = exact.new_cache(num_slots=batch + 1, capacity=CAPACITY)
-    kv.k.fill_(float("nan"))
-    kv.v.fill_(float("nan"))
+    """Logits and caches of sequences that began at different times against float32."""
     wave = Simulated(model, batch, workers, batch + 1, **constants)
-    dice = torch.Generator().manual_seed(3)
-    slots = list(range(batch, 0, -1))
-    for step in range(steps):
-        alive = [b for b in range(batch) if step >= b]
-        tokens = torch.randint(131, (len(alive),), generator=dice).tolist()
-        positions = [step - b for b in alive]
-        where = [slots[b] for b in alive]
-        expected = exact.forward(Batch.decode(*torch.tensor([tokens, positions, where])), kv)
-        found = wave.step(tokens, positions, where)
-        assert (found - expected).norm() < 4e-3 * expected.norm(), f"step {step}"
+    kv = assert_steps_agree(wave, in_float32(model), range(batch, 0, -1), steps)
     for ours, theirs in zip(wave.caches(), (kv.k, kv.v), strict=True):
         assert torch.equal(ours.isnan(), theirs.isnan())
         assert (ours.float() - theirs).nan_to_num().abs().max() < 2e-2

@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, random_model
-from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, Simulated, assert_batch_invariant, assert_error_rule
+from kit.numpy_gpu.simulated_wave import (
+    CAPACITY,
+    LONG,
+    Simulated,
+    assert_batch_invariant,
+    assert_error_rule,
+    assert_steps_agree,
+    exactly_rounded,
+)
 from onewave.base.weight_formats import NESTED, NIBBLES, SIX_BITS, GroupRounding, mixed
 from onewave.engine.load.rounded import round_weights
 from onewave.engine.load.streamed import layer_matrices
@@ -24,24 +32,9 @@ FLOATS = replace(INT4, name="fp8")  # beside int4
 WIDE = replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig("default", 500.0, 128))
 
 
-def exact_of(model: Llama, form: GroupRounding) -> Llama:
-    """The rounded weights in float32: what a step is to come to."""
-    weights = round_weights(in_float32(model).weights, form)
-    return Llama(model.config, weights, max_model_len=model.max_model_len)
-
-
 def agree(model: Llama, form: GroupRounding, batch: int, *, steps: int = 2) -> None:
-    exact = exact_of(model, form)
     wave = Simulated(model, batch, 3, batch, weight_format=form)
-    kv = exact.new_cache(num_slots=batch, capacity=CAPACITY)
-    dice = torch.Generator().manual_seed(3)
-    for step in range(steps):
-        alive = [b for b in range(batch) if step >= b or batch > 4]
-        tokens = torch.randint(131, (len(alive),), generator=dice).tolist()
-        positions = [step - b if batch <= 4 else step for b in alive]
-        expected = exact.forward(Batch.decode(*torch.tensor([tokens, positions, alive])), kv)
-        found = wave.step(tokens, positions, alive)
-        assert (found - expected).norm() < 4e-3 * expected.norm(), f"step {step}"
+    assert_steps_agree(wave, exactly_rounded(model, form), range(batch), steps, at_once=batch > 4)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +135,7 @@ def test_logits_are_as_near_to_exact_ones_as_the_error_rule_asks() -> None:
     model = random_model(BASE)
     rounded = round_weights(random_model(BASE).weights, INT4)
     plain = Llama(model.config, rounded, max_model_len=model.config.max_position)
-    assert_error_rule(Simulated(model, 3, 3, 3, weight_format=INT4), exact_of(model, INT4), plain)
+    assert_error_rule(Simulated(model, 3, 3, 3, weight_format=INT4), exactly_rounded(model, INT4), plain)
 
 
 def unrounded(stream: WeightStream) -> WeightStream:

@@ -6,10 +6,18 @@ import pytest
 import torch
 
 from kit.lanes import slow
-from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, random_model
+from kit.models.tiny_decoders import BASE, FAMILIES, random_model
 from kit.numpy_gpu.gluon_in_numpy import Fault
 from kit.numpy_gpu.happens_before import Race
-from kit.numpy_gpu.simulated_wave import CAPACITY, LONG, Simulated, assert_batch_invariant, assert_error_rule
+from kit.numpy_gpu.simulated_wave import (
+    CAPACITY,
+    LONG,
+    Simulated,
+    assert_batch_invariant,
+    assert_error_rule,
+    assert_steps_agree,
+    exactly_rounded,
+)
 from onewave.base.weight_formats import ROW_ROUNDINGS
 from onewave.engine.load.rounded import round_weights
 from onewave.models import llama_plan
@@ -24,25 +32,10 @@ BIASED = FAMILIES["seven heads a KV head, biases"]
 WIDE = replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig("default", 500.0, 128))
 
 
-def exact_of(model: Llama, name: str) -> Llama:
-    """The rounded weights in float32: what a step is to come to."""
-    wide = in_float32(model)
-    weights = round_weights(wide.weights, ROW_ROUNDINGS[name])
-    return Llama(model.config, weights, max_model_len=model.max_model_len)
-
-
 def agree(model: Llama, name: str, batch: int, workers: int, steps: int) -> None:
-    exact = exact_of(model, name)
-    wave = Simulated(model, batch, workers, batch, weight_format=ROW_ROUNDINGS[name])
-    kv = exact.new_cache(num_slots=batch, capacity=CAPACITY)
-    dice = torch.Generator().manual_seed(3)
-    for step in range(steps):
-        alive = [b for b in range(batch) if step >= b]
-        tokens = torch.randint(131, (len(alive),), generator=dice).tolist()
-        positions = [step - b for b in alive]
-        expected = exact.forward(Batch.decode(*torch.tensor([tokens, positions, alive])), kv)
-        found = wave.step(tokens, positions, alive)
-        assert (found - expected).norm() < 4e-3 * expected.norm(), f"step {step}"
+    form = ROW_ROUNDINGS[name]
+    wave = Simulated(model, batch, workers, batch, weight_format=form)
+    assert_steps_agree(wave, exactly_rounded(model, form), range(batch), steps)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +69,7 @@ def test_keys_come_between_tiles_of_rounded_weights(name: str, dim: int, monkeyp
     wave = Simulated(model, 2, 3, 2, weight_format=ROW_ROUNDINGS[name])
     assert wave.bench.arguments["STREAMS"]
     wave.fill([0, 1], contexts)
-    exact = exact_of(model, name)
+    exact = exactly_rounded(model, ROW_ROUNDINGS[name])
     kv = exact.new_cache(num_slots=2, capacity=CAPACITY)
     for cache, theirs in zip((kv.k, kv.v), wave.caches(), strict=True):
         cache.copy_(theirs)
@@ -149,7 +142,9 @@ def test_logits_are_as_near_to_exact_ones_as_the_error_rule_asks(name: str) -> N
     model = random_model(BASE)
     rounded = round_weights(random_model(BASE).weights, ROW_ROUNDINGS[name])
     plain = Llama(model.config, rounded, max_model_len=model.config.max_position)
-    assert_error_rule(Simulated(model, 3, 3, 3, weight_format=ROW_ROUNDINGS[name]), exact_of(model, name), plain)
+    assert_error_rule(
+        Simulated(model, 3, 3, 3, weight_format=ROW_ROUNDINGS[name]), exactly_rounded(model, ROW_ROUNDINGS[name]), plain
+    )
 
 
 def test_a_slot_that_goes_before_anything_orders_its_loads_and_the_next_copies_is_found() -> None:
