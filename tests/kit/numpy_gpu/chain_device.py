@@ -17,6 +17,7 @@ from onewave.ops.ffn.chain import launch as chain_impl
 from onewave.ops.post_attention.chain import kernel as post_attention_kernel_impl
 from onewave.ops.post_attention.chain import launch as post_attention_impl
 from onewave.wave.kernel import finish
+from onewave.wave.launch import launch as wave_launch
 
 
 class ChainDevice:
@@ -33,8 +34,8 @@ class ChainDevice:
         name = "post_attention_kernel"
         monkeypatch.setattr(post_attention_impl, name, Kernel(self, post_attention_kernel_impl, name))
         monkeypatch.setattr(chain_impl, "_kept", OrderedDict())
-        monkeypatch.setattr(chain_impl, "runs_here", lambda device: True)
-        for module in (chain_impl, post_attention_impl):
+        monkeypatch.setattr(wave_launch, "runs_here", lambda device: True)
+        for module in (chain_impl, post_attention_impl, wave_launch):
             monkeypatch.setattr(module, "co_resident", lambda device: workers)
         stream = SimpleNamespace(cuda_stream=0, wait_stream=lambda other: None)
         for name, value in (

@@ -50,6 +50,18 @@ def co_resident(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def check_launch(what: str, device: torch.device, workers: int, activation: str | None) -> None:
+    """Refuse a device without sm_90, more workers than it holds at once, and an activation that no kernel has. Raises
+    UnsupportedError, InvalidArgumentError."""
+    if not runs_here(device):
+        raise UnsupportedError(f"{what}: device", got=str(device), allowed="a GPU of compute capability 9.0")
+    if workers > co_resident(device):
+        allowed = f"up to {co_resident(device)}, what {device} holds at once"
+        raise UnsupportedError(f"{what}: workers", got=str(workers), allowed=allowed)
+    if activation not in ACTIVATIONS:
+        raise InvalidArgumentError("activation", got=shown(activation), allowed="'silu', 'gelu', None")
+
+
 @dataclass(frozen=True)
 class AttentionSetup:
     """What a decode step's attention needs beside its program. The caches have the weights' dtype.
@@ -98,13 +110,7 @@ class Wave:
     ):
         program, stream, scales, lists = weights.program, weights.tensor, weights.scales, weights.lists
         device = stream.device
-        if not runs_here(device):
-            raise UnsupportedError("wave: device", got=str(device), allowed="a GPU of compute capability 9.0")
-        if program.workers > co_resident(device):
-            allowed = f"up to {co_resident(device)}, what {device} holds at once"
-            raise UnsupportedError("wave: workers", got=str(program.workers), allowed=allowed)
-        if activation not in ACTIVATIONS:
-            raise InvalidArgumentError("activation", got=shown(activation), allowed="'silu', 'gelu', None")
+        check_launch("wave", device, program.workers, activation)
         self.program, self.device, self._stream = program, device, stream
         self._weight_format, self._scales = weights.weight_format, scales
         self._budget, self._counters, self._delays = budget, counters, delays

@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError, WaveStalled, shown
+from onewave.base.errors import WaveStalled
 from onewave.gpu.descriptors import describable
 from onewave.gpu.launch import launch_kernel
 from onewave.ops.ffn.call import FFNCall
@@ -24,7 +24,7 @@ from onewave.ops.ffn.choose import ChainChoice
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.tiles.graph.builders import cuts
 from onewave.tiles.sim.trace import Trace
-from onewave.wave.launch.launch import ACTIVATIONS, POLLS, co_resident, runs_here
+from onewave.wave.launch.launch import ACTIVATIONS, POLLS, check_launch, co_resident
 from onewave.wave.launch.watch import measured_trace, stall_records, watch_words
 
 # Polls of the warp that watches the first launch begin: it may have to wait for whatever else the GPU is doing.
@@ -89,14 +89,7 @@ class Chain:
         budget: int = POLLS,
         test: bool = False,
     ):
-        if not runs_here(device):
-            raise UnsupportedError(f"{self.what}: device", got=str(device), allowed="a GPU of compute capability 9.0")
-        most = max(plan.blocks)
-        if most > co_resident(device):
-            allowed = f"up to {co_resident(device)}, what {device} holds at once"
-            raise UnsupportedError(f"{self.what}: workers", got=str(most), allowed=allowed)
-        if activation not in ACTIVATIONS:
-            raise InvalidArgumentError("activation", got=shown(activation), allowed="'silu', 'gelu', None")
+        check_launch(self.what, device, max(plan.blocks), activation)
         self.plan, self.device, self.dtype, self.test, self._budget = plan, device, dtype, test, budget
         tile = plan.tile
         self._records, self._waits, self._totals = (
