@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from typing import Any, cast
 
-from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError, shown
+from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError, check_one_of, shown
 from onewave.base.json_files import in_file, parse_json, read_bounded
 from onewave.base.weight_formats import WEIGHT_BYTES
 from onewave.models.config.model_config import ModelConfig
@@ -99,15 +99,13 @@ def read_plan(text: bytes) -> StepPlan:
     facts = cast("dict[str, Any]", found)
     if facts.pop("plan") != _KIND:
         raise InvalidArgumentError("plan: plan", got="another kind", allowed=repr(_KIND))
-    for name in ("model", "config", "weights"):
+    for name in ("model", "config"):
         if not isinstance(facts[name], str):
             raise InvalidArgumentError(f"plan: {name}", got=shown(facts[name]), allowed="a text")
     for name in ("batch", "splits", "slices", "held", "ring", "flight", "sooner"):
         if type(facts[name]) is not int or not 0 <= facts[name] < 1 << 16:
             raise InvalidArgumentError(f"plan: {name}", got=shown(facts[name]), allowed="a whole number from 0")
-    if facts["weights"] not in WEIGHT_BYTES:
-        allowed = ", ".join(WEIGHT_BYTES)
-        raise InvalidArgumentError("plan: weights", got=shown(facts["weights"]), allowed=allowed)
+    check_one_of("plan: weights", facts["weights"], WEIGHT_BYTES)
     facts["queues"] = _queues(facts["queues"])
     return StepPlan(**facts)
 

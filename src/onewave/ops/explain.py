@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from onewave.base.device import CPU, H200_SMS, Device, device_of
-from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
+from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, check_one_of, shown
 from onewave.ops import checks
 from onewave.ops.append_kv import choose as append_kv
 from onewave.ops.attention import choose as attention
@@ -105,8 +105,7 @@ def explain(
     "bf16", "fp16", "fp32". options: the call's own. Raises InvalidArgumentError, ShapeError, UnsupportedError.
     """
     name = (op if isinstance(op, str) else getattr(op, "__name__", repr(op))).replace("-", "_")
-    if name not in _CHOICES:
-        raise InvalidArgumentError("explain: operator", got=shown(name), allowed=", ".join(sorted(_CHOICES)))
+    check_one_of("explain: operator", name, sorted(_CHOICES))
     where = _device(device)
     kind = DTYPES.get(dtype) if isinstance(dtype, str) else dtype if isinstance(dtype, torch.dtype) else None  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
     if kind is None:
@@ -116,8 +115,7 @@ def explain(
     more = _MORE_OPTIONS.get(name, ())
     known = [*parameters, *more]
     for option in options:
-        if option not in known:
-            raise InvalidArgumentError(f"explain {name}: option", got=shown(option), allowed=", ".join(known))
+        check_one_of(f"explain {name}: option", option, known)
     for option, least in _LEAST.items():
         if options.get(option) is not None:
             checks.whole(f"explain {name}", option, options[option], least)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.device import Device
-from onewave.base.errors import InvalidArgumentError, ShapeError, shown
+from onewave.base.errors import ShapeError, check_one_of
 from onewave.base.gpus import TILES, tile_us
 from onewave.base.weight_formats import COMPACT, ROUNDINGS, find_format
 from onewave.ops.choice import Asked, Call, Choice, Counted, because, empty_on_meta
@@ -391,8 +391,6 @@ def _tiles(asked: Asked) -> tuple[int, int, int] | None:
         return None
     from onewave.wave.plan.layout import tile_shape  # a CPU never imports the wave
 
-    known = (COMPACT.name, *ROUNDINGS)
-    form = find_format(name) if name in known else None
-    if form is None:
-        raise InvalidArgumentError("explain linear: tiles", got=shown(name), allowed=", ".join(known))
+    form = find_format(check_one_of("explain linear: tiles", name, (COMPACT.name, *ROUNDINGS)))
+    assert form is not None
     return form.number, tile_shape(asked.number("sequences", 1), weight_bytes=form.weight_bytes).rows, 1
