@@ -1,12 +1,20 @@
 """Help, versions and the command itself."""
 
+import inspect
+import re
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from onewave.cli import commands
+from onewave import LLM
+from onewave.cli import commands, main
+from onewave.cli.bench.commands import bench
+from onewave.cli.tiles.commands import tiles
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
 BENCH = [["bench"], ["bench", "latency"], ["bench", "ops"], ["bench", "peers"]]
 TILES = [["tiles", name] for name in ("simulate", "bounds", "staircase", "compare", "search", "verify", "lower")]
@@ -19,6 +27,21 @@ def test_every_command_explains_itself(onewave, command):
     assert done.status == 0
     assert "Usage: onewave" in done.out
     assert done.err == ""
+
+
+def test_the_reference_names_every_command_and_every_argument_of_llm():
+    groups = {"bench": bench, "tiles": tiles}
+    names = [name for name in main.app.info.cls.listed if name not in groups]
+    names += [f"{group} {name}" for group, made in groups.items() for name in made.info.cls.listed]
+    # A row names several commands of a group one after the other: "`onewave tiles lower`, `interpret`".
+    rows = re.findall(r"^\| `onewave (\w+)(.*?) \|", (REFERENCE / "cli.md").read_text(), re.MULTILINE)
+    told = {first for first, _ in rows} | {
+        f"{first} {word}" for first, rest in rows for word in re.findall(r"\w+", rest)
+    }
+    assert [name for name in names if name not in told] == []
+    [given] = re.findall(r"^## `LLM\(model, \*, (.*)\)`$", (REFERENCE / "api.md").read_text(), re.MULTILINE)
+    wanted = [f"{name}={p.default!r}" for name, p in list(inspect.signature(LLM).parameters.items())[1:]]
+    assert given.replace('"', "'") == ", ".join(wanted)
 
 
 @pytest.mark.parametrize("command", [[], ["bench"], ["tiles"]], ids=" ".join)

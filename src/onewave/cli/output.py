@@ -65,6 +65,15 @@ def read_file(what: str, path: Path | str, max_bytes: int) -> bytes:
     return data
 
 
+def make_directory(what: str, path: Path) -> None:
+    """Make a directory, and those above it, unless it is there. Raises InvalidArgumentError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidArgumentError(what, got=f"{path}: {reason}", allowed="a directory, there or to be made") from None
+
+
 def write_file(what: str, path: Path, data: bytes | str) -> None:
     """Replace a file whole, or leave it as it was. Raises InvalidArgumentError."""
     data = data.encode() if isinstance(data, str) else data

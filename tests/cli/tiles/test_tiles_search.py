@@ -166,3 +166,6 @@ def test_search_decode_writes_plans_and_refuses_the_other_programs_options(onewa
     assert "a step, by costs fitted" in onewave("tiles", "simulate", str(out / "plan1.json")).out
     for wrong in ([*command, "--cache-panels", "4"], [*SEARCH, *GRID, "--cache-panels", "4", "--batch", "2"]):
         assert onewave(*wrong).status == 2
+    for limit in ("0", "nan", "inf"):
+        assert "--time-limit" in onewave(*command, "--time-limit", limit).error()
+    assert f"--out: {config}: File exists" in onewave(*command, "--out", str(config)).error()

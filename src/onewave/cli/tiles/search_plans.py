@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from onewave.cli.bench.report import show_progress
-from onewave.cli.output import show, table, write_file
+from onewave.cli.output import make_directory, show, table, write_file
 from onewave.cli.tiles import options as given
 from onewave.models.config.read import find_config
 from onewave.models.plan_search import Asked, FoundPlan, PlanSearch, search_plans
 from onewave.tiles.graph.programs import exactly
+from onewave.tiles.search.search import check_time_limit
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class DecodeSearch:
     def run(self, sizes: list[str], time_limit: float, as_json: bool) -> None:
         """Search, write and print. Raises OnewaveError."""
         [model] = exactly("decode", sizes, ("MODEL",))
+        check_time_limit(time_limit)
         given.weight_bytes_of(self.weight_format)
         asked = Asked(
             config=find_config(str(model)),
@@ -50,12 +52,13 @@ class DecodeSearch:
             context=self.context,
             same_bits=not self.other_bits,
         )
+        if self.out is not None:  # before the minutes of the search
+            make_directory("--out", self.out)
         result = search_plans(
             asked, time_limit=time_limit, keep=self.keep, apart=self.apart / 100, seed=self.seed, show=show_progress
         )
         names = [f"plan{number}" for number in range(1, len(result.found) + 1)]
         if self.out is not None:
-            self.out.mkdir(parents=True, exist_ok=True)
             for name, found in zip(names, result.found, strict=True):
                 write_file("--out", self.out / f"{name}.json", found.plan.to_json())
         if as_json:

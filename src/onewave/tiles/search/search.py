@@ -227,5 +227,10 @@ def _check(
     if method in ("exact", "beam") and rows * cols > MAX_STATES_OF:
         allowed, next = f"up to {MAX_STATES_OF:,}", "Use local, or larger tiles."
         raise InvalidArgumentError(f"method {method}", got=f"{rows * cols:,} tiles", allowed=allowed, next=next)
-    if not 0 < time_limit < 1e9:
-        raise InvalidArgumentError("time limit", got=f"{time_limit}", allowed="above 0 seconds")
+    check_time_limit(time_limit)
+
+
+def check_time_limit(seconds: float) -> None:
+    """Refuse a limit that is none. Raises InvalidArgumentError."""
+    if not 0 < seconds < 1e9:
+        raise InvalidArgumentError("time limit", got=f"{seconds}", allowed="above 0 and below 10^9 seconds")
