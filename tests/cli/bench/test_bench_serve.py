@@ -10,6 +10,7 @@ pytest.importorskip("fastapi", reason="the server needs onewave[serve]")
 
 from kit.ledgers import read_ledger
 from kit.serving import NAME, answering, serve_in_thread, tiny_llm
+from onewave.bench.serve import client, load
 from onewave.bench.serve.client import Endpoint
 from onewave.bench.serve.load import Answer, Level, LevelResult, Limits, _take, ask, run_level
 from onewave.bench.serve.workload import Workload
@@ -90,6 +91,15 @@ def test_clients_use_their_connections_again(url, monkeypatch):
 
     asyncio.run(ask_twice())
     assert len(opened) == 2  # another only where the first was closed
+
+
+def test_an_answers_time_begins_when_its_request_is_written(url, monkeypatch):
+    order = []
+    monkeypatch.setattr(load, "to_json", lambda body: order.append("written") or client.to_json(body))
+    monkeypatch.setattr(load, "Answer", lambda begun: order.append("begun") or Answer(begun))
+    workload = Workload(NAME, input_len=9, output_len=2, vocab_size=200)
+    answer = asyncio.run(ask(Endpoint.parse(url), workload, next(workload.conversations(1, "one"))))
+    assert (order, answer.error, answer.tokens) == (["written", "begun"], None, 2)
 
 
 def test_chat_repeats_what_was_said(onewave, url):

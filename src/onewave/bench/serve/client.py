@@ -87,7 +87,8 @@ class Endpoint:
         return self._json(path, await self._whole("POST", path, body))
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[bytes]:
-        """The data of each event that answers a JSON body, as it comes. Raises RequestFailed."""
+        """The data of each event that answers a JSON body, as it comes. body: to be written as JSON, or written.
+        Raises RequestFailed."""
         buffer = b""
         async for part in self._parts("POST", path, body):
             buffer += part
@@ -140,7 +141,7 @@ class Endpoint:
         return await _sent(_Connection(*opened), request)
 
     def _request(self, method: str, path: str, body: Any) -> bytes:
-        content = b"" if body is None else json.dumps(body).encode()
+        content = b"" if body is None else body if isinstance(body, bytes) else to_json(body)
         host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [f"{method} {self.base}{path} HTTP/1.1", f"Host: {host}:{self.port}"]
         lines += ["Connection: close"] if self.idle is None else []
@@ -152,6 +153,11 @@ class Endpoint:
 
     def _at(self, path: str) -> str:
         return f"http{'s' if self.tls else ''}://{self.host}:{self.port}{self.base}{path}"
+
+
+def to_json(body: Any) -> bytes:
+    """A body as it is sent."""
+    return json.dumps(body).encode()
 
 
 async def _sent(connection: _Connection, request: bytes) -> tuple[_Connection, bytes]:

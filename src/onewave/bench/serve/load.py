@@ -17,7 +17,7 @@ import numpy as np
 from onewave.base.errors import OnewaveError
 from onewave.bench.clock import Summary, summarize
 from onewave.bench.ledger import Measurement
-from onewave.bench.serve.client import Endpoint, RequestFailed
+from onewave.bench.serve.client import Endpoint, RequestFailed, to_json
 from onewave.bench.serve.workload import Conversation, Workload
 from onewave.engine.scheduler.load import EngineLoad
 
@@ -219,7 +219,7 @@ async def _host_times(endpoint: Endpoint) -> EngineLoad:
 
 async def ask(endpoint: Endpoint, workload: Workload, talk: Conversation) -> Answer:
     """Make one request; its failure is in the answer."""
-    body = talk.body()
+    body = to_json(talk.body())  # first: of 4,096 ids that takes the client 0.2 ms and more
     answer = Answer(time.perf_counter())
     try:
         async with asyncio.timeout(endpoint.timeout), aclosing(endpoint.events(workload.path, body)) as events:
