@@ -98,7 +98,9 @@ def test_what_a_reader_may_see_never_holds_a_stop_string(monkeypatch: pytest.Mon
     def find_stop(so_far: str, *args: Any) -> Any:
         found = real(so_far, *args)
         if found is not None:  # the text holds it for a moment: what does another thread find?
-            shown.extend(so_far[: state.samples[0].num_shown] for state in told if state)
+            text = request.samples[0].text
+            assert stop in text
+            shown.extend(text[: state.samples[0].num_shown] for state in told if state)
         return found
 
     monkeypatch.setattr(request_module, "find_stop", find_stop)

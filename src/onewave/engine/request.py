@@ -19,6 +19,8 @@ from onewave.engine.output import CompletionOutput, FinishReason, Logprobs, Requ
 from onewave.engine.params import SamplingParams
 from onewave.engine.text.stop_strings import find_stop, num_held_back
 
+# Characters that a further piece of a text copies at most.
+_MAX_NEWEST = 1024
 # Epoch seconds of the performance counter's zero.
 _EPOCH = time.time() - time.perf_counter()
 
@@ -75,6 +77,42 @@ class Reader:
     wake: Callable[[], None] | None = None
 
 
+class _Text:
+    """A text that grows piece by piece, in one thread, and is read in others. A piece copies no more than the newest
+    part, however long the text is."""
+
+    def __init__(self) -> None:
+        # Where the newest part begins, and the part; one value, as a reader may come at any time.
+        self._newest = (0, "")
+        self._older: list[str] = []
+
+    def __len__(self) -> int:
+        begin, newest = self._newest
+        return begin + len(newest)
+
+    def __str__(self) -> str:
+        begin, newest = self._newest
+        return "".join(self._older)[:begin] + newest
+
+    def add(self, piece: str) -> None:
+        """Let it grow."""
+        begin, newest = self._newest
+        newest += piece
+        if len(newest) >= _MAX_NEWEST:
+            self._older.append(newest)
+            begin, newest = begin + len(newest), ""
+        self._newest = begin, newest
+
+    def between(self, begin: int, end: int) -> str:
+        """Its characters from `begin` to before `end`."""
+        first, newest = self._newest
+        return newest[begin - first : end - first] if begin >= first else str(self)[begin:end]
+
+    def cut(self, length: int) -> None:
+        """Leave no more than its first `length` characters. Nothing is added after that."""
+        self._newest = 0, self.between(0, length)
+
+
 class Sample:
     """One continuation of a prompt.
 
@@ -88,15 +126,17 @@ class Sample:
         self.index = index
         self.key = key
         self.token_ids: list[int] = []
-        self.text = ""
+        self._text = _Text()
         self.logprobs: list[Logprobs] | None = [] if request.params.logprobs is not None else None
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self._detokenizer = detokenizer
         self._stops = request.params.stop_strings
-        # Stop strings are looked for in the text with its hidden tokens: (where one begins, its length) of each.
-        self._whole = ""
+        # Stop strings are looked for in the text with its hidden tokens: its length, and its end, in which one may have
+        # begun. Of hidden tokens, (where one begins, its length) each.
+        self._num_whole, self._whole_end = 0, ""
+        self._max_begun = max((len(stop) - 1 for stop in self._stops), default=0)
         self._hidden: list[tuple[int, int]] = []
         # Of each token, where the text that it gave ends. Kept with stop strings only.
         self._token_ends: list[int] = []
@@ -112,17 +152,22 @@ class Sample:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    @property
+    def text(self) -> str:
+        """What its tokens say so far."""
+        return str(self._text)
+
     def append(self, token_id: int) -> None:
         """Take the next token; may end the sample."""
         ids, request = self.token_ids, self.request
         ids.append(token_id)
         if self._simple and token_id not in request.end_ids and len(ids) < request.max_new_tokens:
             if self._follows_text and self._detokenizer is not None:
-                self.text += self._detokenizer.push((token_id,))
+                self._text.add(self._detokenizer.push((token_id,)))
             return
         self._take(token_id)
         if self._stops:
-            self._token_ends.append(len(self._whole))
+            self._token_ends.append(self._num_whole)
 
     def _take(self, token_id: int) -> None:
         """Grow the text by the newest token, and end the sample where that ends it."""
@@ -165,10 +210,10 @@ class Sample:
 
     def state(self) -> SampleState:
         """How far it has come."""
-        shown, tokens = len(self.text), len(self.token_ids)
+        shown, tokens = len(self._text), len(self.token_ids)
         if self._stops and not self.request.params.include_stop_str_in_output:
             if self.finish_reason is None:
-                end = len(self._whole) - num_held_back(self._whole, self._stops)
+                end = self._num_whole - num_held_back(self._whole_end, self._stops)
                 shown, tokens = self._without_hidden(end), self._num_tokens_until(end)
             elif self._stop_begin is not None:
                 tokens = bisect_left([0, *self._token_ends[:-1]], self._stop_begin)
@@ -179,11 +224,11 @@ class Sample:
     def output(self, state: SampleState, *, delta: bool = False) -> CompletionOutput:
         """A copy of what the sample was in a state, or with `delta` of what is new since the call before."""
         begin, end = (self._shown_tokens, state.num_shown_tokens) if delta else (0, state.num_tokens)
-        new = self.text[self._shown : state.num_shown]
+        new = self._text.between(self._shown, state.num_shown)
         self._shown, self._shown_tokens = state.num_shown, state.num_shown_tokens
         return CompletionOutput(
             index=self.index,
-            text=new if delta else self.text[: state.num_shown],
+            text=new if delta else self._text.between(0, state.num_shown),
             token_ids=self.token_ids[begin:end],
             cumulative_logprob=None if self.logprobs is None else state.cumulative_logprob,
             logprobs=None if self.logprobs is None else self.logprobs[begin:end],
@@ -199,20 +244,22 @@ class Sample:
         new = self._detokenizer.push(ids)
         if last:
             new += self._detokenizer.finish()
-        self.text += new
+        self._text.add(new)
         if not self._stops:
             return
-        old, hidden = len(self._whole), "".join(map(self._detokenizer.hidden, ids))
+        old, hidden = self._num_whole, "".join(map(self._detokenizer.hidden, ids))
         if hidden:
             self._hidden.append((old, len(hidden)))
-        self._whole += hidden + new
+        before, whole = len(self._whole_end), self._whole_end + hidden + new
+        self._num_whole += len(whole) - before
+        self._whole_end = whole[max(0, len(whole) - self._max_begun) :]
         if len(self.token_ids) <= self.request.params.min_tokens:
             return
-        found = find_stop(self._whole, self._stops, old)
+        found = find_stop(whole, self._stops, before)
         if found is not None:
-            begin, stop = found
+            begin, stop = found[0] + old - before, found[1]
             keep = self.request.params.include_stop_str_in_output
-            self.text = self.text[: self._without_hidden(begin + len(stop) if keep else begin)]
+            self._text.cut(self._without_hidden(begin + len(stop) if keep else begin))
             self.finish_reason, self.stop_reason, self._stop_begin = "stop", stop, begin
 
     def _num_tokens_until(self, position: int) -> int:
