@@ -17,10 +17,9 @@ from typing import NamedTuple, Protocol
 from onewave.engine.grammar.compiler import Grammar, GrammarState
 from onewave.engine.output import CompletionOutput, FinishReason, Logprobs, RequestMetrics, RequestOutput
 from onewave.engine.params import SamplingParams
+from onewave.engine.text.growing import GrowingText
 from onewave.engine.text.stop_strings import find_stop, num_held_back
 
-# Characters that a further piece of a text copies at most.
-_MAX_NEWEST = 1024
 # Epoch seconds of the performance counter's zero.
 _EPOCH = time.time() - time.perf_counter()
 
@@ -77,42 +76,6 @@ class Reader:
     wake: Callable[[], None] | None = None
 
 
-class _Text:
-    """A text that grows piece by piece, in one thread, and is read in others. A piece copies no more than the newest
-    part, however long the text is."""
-
-    def __init__(self) -> None:
-        # Where the newest part begins, and the part; one value, as a reader may come at any time.
-        self._newest = (0, "")
-        self._older: list[str] = []
-
-    def __len__(self) -> int:
-        begin, newest = self._newest
-        return begin + len(newest)
-
-    def __str__(self) -> str:
-        begin, newest = self._newest
-        return "".join(self._older)[:begin] + newest
-
-    def add(self, piece: str) -> None:
-        """Let it grow."""
-        begin, newest = self._newest
-        newest += piece
-        if len(newest) >= _MAX_NEWEST:
-            self._older.append(newest)
-            begin, newest = begin + len(newest), ""
-        self._newest = begin, newest
-
-    def between(self, begin: int, end: int) -> str:
-        """Its characters from `begin` to before `end`."""
-        first, newest = self._newest
-        return newest[begin - first : end - first] if begin >= first else str(self)[begin:end]
-
-    def cut(self, length: int) -> None:
-        """Leave no more than its first `length` characters. Nothing is added after that."""
-        self._newest = 0, self.between(0, length)
-
-
 class Sample:
     """One continuation of a prompt.
 
@@ -126,7 +89,7 @@ class Sample:
         self.index = index
         self.key = key
         self.token_ids: list[int] = []
-        self._text = _Text()
+        self._text = GrowingText()
         self.logprobs: list[Logprobs] | None = [] if request.params.logprobs is not None else None
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None

@@ -1,10 +1,10 @@
-"""A request's text, as it grows."""
+"""An answer's text, as it grows."""
 
-from onewave.engine.request import _MAX_NEWEST, _Text
+from onewave.engine.text.growing import _MAX_NEWEST, GrowingText
 
 
 def test_a_text_of_any_length_grows_without_being_copied_and_is_read_from_anywhere():
-    text, plain = _Text(), ""
+    text, plain = GrowingText(), ""
     for number in range(1500):
         piece = f"{number} is a number, "[: number % 20]
         text.add(piece)
