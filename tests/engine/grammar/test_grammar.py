@@ -165,6 +165,8 @@ def test_a_schema_is_kept_to_where_llguidance_by_itself_would_not(schema: Any, w
         ({"json": {"type": "objct"}}, r"structured_outputs.json: .*Invalid type: objct$"),
         ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
         ({"json": {"$ref": "#/$defs/none"}}, "does not exist"),
+        ({"json": {"multipleOf": 1000003}}, "multipleOf beyond .* up to 100,000"),
+        ({"json": {"allOf": [{"multipleOf": 0.97}, {"multipleOf": 89}, {"multipleOf": 83}]}}, "multipleOf beyond"),
         ({"json": {"allOf": [{"type": "string"}, {"type": "null"}]}}, "Unsatisfiable"),
         ({"json": "[1]"}, "a JSON schema"),
         ({"json": {"const": b"bytes"}}, "a JSON schema"),

@@ -1,6 +1,8 @@
 """JSON schemas, changed keyword by keyword before llguidance reads them. No torch, no llguidance."""
 
+import math
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError
@@ -17,6 +19,8 @@ _FORMATS = frozenset({
 })  # fmt: skip
 # llguidance 1.9 lets 0 pass where one bound excludes it and the other lies within 1 of it.
 _BOUNDS = (("minimum", "exclusiveMinimum", 1e-9, max), ("maximum", "exclusiveMaximum", -1e-9, min))
+# llguidance has a state a remainder: a million take 14 s, more take minutes, and nothing ends them.
+_MAX_REMAINDERS = 100_000
 
 
 def closed(schema: object) -> object:
@@ -32,11 +36,26 @@ def closed(schema: object) -> object:
 def followable(schema: Schema) -> Schema:
     """A schema without keywords that say nothing, and with bounds that llguidance keeps.
 
-    Raises InvalidArgumentError for one that is nested too deep."""
+    Raises InvalidArgumentError for one that is nested too deep, or has multiples with too many remainders."""
+    multiples: list[Decimal] = []
+
+    def follow(found: Schema) -> None:
+        _follow(found)
+        multiple = found.get("multipleOf")
+        if isinstance(multiple, (int, float)) and not isinstance(multiple, bool) and 0 < abs(multiple) < math.inf:
+            multiples.append(Decimal(repr(abs(multiple))).normalize())
+
     try:
-        return cast("Schema", _changed(schema, _follow))
+        changed = cast("Schema", _changed(schema, follow))
     except RecursionError as error:
         raise InvalidArgumentError("structured_outputs.json", got="a schema nested too deep") from error
+    unit = min((int(each.as_tuple().exponent) for each in multiples), default=0)
+    if math.lcm(*(int(each.scaleb(-unit)) for each in multiples)) > _MAX_REMAINDERS:
+        allowed = f"a least common multiple up to {_MAX_REMAINDERS:,}, in units of the last digit"
+        raise InvalidArgumentError(
+            "structured_outputs.json", got="multipleOf beyond what is kept track of", allowed=allowed
+        )
+    return changed
 
 
 def _follow(found: Schema) -> None:
