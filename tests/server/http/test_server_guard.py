@@ -57,7 +57,7 @@ def raw(serving: Serving, data: bytes) -> bytes:
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/tokenize", "/nowhere"])
 def test_without_a_key_nothing_is_answered_but_401(strict: Serving, headers: dict[str, str], path: str) -> None:
     answer = strict.ask("POST", path, json=BODY, headers=headers)
-    assert answer.status_code == 401
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
     assert answer.json()["error"]["type"] == "authentication_error"
 
 

@@ -63,7 +63,8 @@ class Guard:
         if len(headers) > _MAX_HEADER_LINES:
             return ApiError(431, f"{len(headers)} header lines; allowed: {_MAX_HEADER_LINES}", code="headers_too_large")
         if self._keys and path not in _OPEN and not path.startswith(self.static) and not self._has_key(headers):
-            return ApiError(401, "no valid API key: send it as `Authorization: Bearer KEY`", code="invalid_api_key")
+            message = "no valid API key: send it as `Authorization: Bearer KEY`"
+            return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         for name, value in headers:
             if name == b"content-length" and value.isdigit() and int(value[:20]) > self.options.max_body_bytes:
                 return self._too_large()
