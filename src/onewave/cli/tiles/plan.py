@@ -18,7 +18,7 @@ def plan_command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A built-in name, a config.json, or its directory.")],
     workers: given.Workers = 132,
     batch: Annotated[int, typer.Option("--batch", help="Sequences at once.")] = 1,
-    weight_format: given.WeightFormat = "16-bit",
+    weight_format: given.WeightFormat = "compact",
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write it here, not to the screen.")
     ] = (None),

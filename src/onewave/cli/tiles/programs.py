@@ -60,7 +60,7 @@ class Program:
     )
     context: Annotated[int, typer.Option("--context", help="decode: tokens in the cache.")] = 4096
     batch: Annotated[int, typer.Option("--batch", help="decode: sequences.")] = 1
-    weight_format: options.WeightFormat = "16-bit"
+    weight_format: options.WeightFormat = "compact"
 
     @property
     def title(self) -> str:
@@ -105,7 +105,8 @@ class Program:
             raise InvalidArgumentError("decode: dtype", got=self.dtype[:40], allowed="bf16, fp16", next=next)
         width = options.weight_bytes_of(self.weight_format)
         if self.dtype != "bf16" and self.weight_format == "compact":
-            raise InvalidArgumentError("weight format", got=f"compact with {self.dtype}", allowed="compact with bf16")
+            next = "Add --weight-format 16-bit."
+            raise InvalidArgumentError("weight format", got=f"compact with {self.dtype}", allowed="compact with bf16", next=next)
         config = find_config(str(model))
         workers = workers_for(config, batch=self.batch, available=sms, weight_bytes=width)
         return deal_decode(config, batch=self.batch, workers=workers, weight_bytes=width, context=self.context)

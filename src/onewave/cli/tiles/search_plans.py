@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from onewave.base.errors import InvalidArgumentError
 from onewave.cli.bench.report import show_progress
 from onewave.cli.output import make_directory, show, table, write_file
 from onewave.cli.tiles import options as given
@@ -54,6 +55,10 @@ class DecodeSearch:
         )
         if self.out is not None:  # before the minutes of the search
             make_directory("--out", self.out)
+            there = sorted(self.out.glob("*.json"))
+            if there:  # `bench wave --plans` would run them too
+                next = "Move them away, or name another directory."
+                raise InvalidArgumentError("--out", got=str(there[0]), allowed="a directory without plans", next=next)
         result = search_plans(
             asked, time_limit=time_limit, keep=self.keep, apart=self.apart / 100, seed=self.seed, show=show_progress
         )
