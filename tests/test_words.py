@@ -48,8 +48,9 @@ ALLOWED = {
 
 def banned(text: str, words: dict[str, str]) -> Iterator[tuple[int, str, str]]:
     """Each (line number, line, what to say) of a text with a banned word. Identifiers are matched with their case."""
-    for number, line in enumerate(text.splitlines(), 1):
-        for pattern, better in words.items():
+    here = {p: w for p, w in words.items() if re.search(p, text, re.NOFLAG if "MOST" in p else re.IGNORECASE)}
+    for number, line in enumerate(text.splitlines() if here else [], 1):
+        for pattern, better in here.items():
             if re.search(pattern, line, re.NOFLAG if "MOST" in pattern else re.IGNORECASE):
                 yield number, line.strip(), better
 
@@ -79,11 +80,9 @@ def found() -> dict[tuple[str, str], str]:
 
 
 def test_no_banned_word_stands_in_source_or_docs() -> None:
-    assert [text for place, text in found().items() if place not in ALLOWED] == []
-
-
-def test_every_allowed_line_is_still_there() -> None:
-    assert ALLOWED.keys() - found().keys() == set()
+    places = found()
+    assert [text for place, text in places.items() if place not in ALLOWED] == []
+    assert ALLOWED.keys() - places.keys() == set(), "lines that are no longer there"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Launches of the wave: decode steps of models' shapes, and feed-forward blocks."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,11 +14,14 @@ from onewave.engine.load.streamed import layer_matrices
 from onewave.memory.kv_cache import KVCache
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.decode_wave import DecodeWave
+from onewave.models.llama_plan import Widths, plan_program
 from onewave.ops.ffn.op import pack_ffn
 from onewave.ops.ffn.wave.launch import PackedFFN, Packing
 from onewave.ops.linear import linear, linear_swiglu
+from onewave.wave.launch.launch import co_resident
+from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights.formats.tile_format import UnpackedRows
-from onewave.wave.weights.pack import StreamMatrix
+from onewave.wave.weights.pack import StreamMatrix, WeightStream
 
 FORMATS = {
     "": None, **ROUNDINGS, "compact": COMPACT, "int4 g32 minima": NIBBLES[32, True],
@@ -62,6 +65,17 @@ MODELS = {
 }
 
 
+def _stream(config: ModelConfig, options: LoadOptions) -> WeightStream:
+    given = (options.max_num_seqs, co_resident(_DEVICE), options.weight_bytes, options.widths)
+    return blank_stream(config, options, _program(config, *given))
+
+
+@cache
+def _program(config: ModelConfig, batch: int, workers: int, weight_bytes: float, widths: Widths) -> WaveProgram:
+    """The plan of a step, which many kernels share."""
+    return plan_program(config, batch=batch, workers=workers, weight_bytes=weight_bytes, widths=widths)
+
+
 def step(
     model: str, batch: int, *, weights: str = "", page: int = 0, dtype: torch.dtype = torch.bfloat16,
     kv_dtype: torch.dtype | None = None, traced: bool = False,
@@ -69,7 +83,7 @@ def step(
     """A decode step of one layer of a model. page: keys of a page. kv_dtype: of a cache in 8 bits."""
     config = one_layer(MODELS[model])
     options = LoadOptions(dtype, _DEVICE, max_num_seqs=batch, weight_format=FORMATS[weights])
-    stream = blank_stream(config, options, None)
+    stream = _stream(config, options)
     blank = sketch(config, stream)
     made = DecodeWave(blank, batch=batch, stream=stream)
     cache = blank.new_cache(num_slots=batch, capacity=_CAPACITY)
@@ -93,14 +107,14 @@ def step(
 def packing(model: str, weights: str) -> None:
     """Pack a model's matrices into a stream, and unpack them."""
     options = LoadOptions(torch.bfloat16, _DEVICE, weight_format=FORMATS[weights])
-    compile_packing(blank_stream(one_layer(MODELS[model]), options, None))
+    compile_packing(_stream(one_layer(MODELS[model]), options))
 
 
 def tile_product(name: str, rows: int, sequences: int, weights: str) -> None:
     """A product of several rows by tiles of a stream, made for so many sequences."""
     config = one_layer(MODELS["8B"])
     options = LoadOptions(torch.bfloat16, _DEVICE, sequences, weight_format=FORMATS[weights])
-    stream = blank_stream(config, options, None)
+    stream = _stream(config, options)
     matrix = StreamMatrix(stream, f"{name}0", *layer_matrices(config)[name])
     x = empty(rows, matrix.cols)
     linear_swiglu(x, matrix) if matrix.count > 1 else linear(x, matrix)
@@ -109,7 +123,7 @@ def tile_product(name: str, rows: int, sequences: int, weights: str) -> None:
 def six_bits() -> None:
     """Unpack a tile of six bits a weight."""
     options = LoadOptions(torch.bfloat16, _DEVICE, weight_format=FORMATS["q4_k_m"])
-    stream = blank_stream(one_layer(MODELS["1B"]), options, None)
+    stream = _stream(one_layer(MODELS["1B"]), options)
     shape = stream.shape.of_width(SIX_BITS)
     rows = UnpackedRows(empty(1, shape.rows, shape.cols), 1, first_row=0, first_block=0, blocks=1)
     stream.format_of("down0").unpack(stream.all_tiles(), torch.zeros(1, dtype=torch.int32, device=_DEVICE), rows)
