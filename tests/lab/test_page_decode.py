@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kit.lanes import slow
 from onewave.lab import decode
 
 STEP = "decode?model=llama-3.2-1b&weights=int8&batch=1&context=64&sms=16&gpus=1"
@@ -65,7 +66,7 @@ def test_the_plan_is_exported_and_a_measured_trace_laid_beside_it(open_page, tmp
     page.locator("section[aria-label=Differences] table").first.wait_for()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [slow(1280), 390])
 def test_both_pages_fit_their_screens(open_page, width):
     page = planned(open_page, viewport={"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kit.browser import stop_clock
+from kit.lanes import slow
 from onewave.lab.best_path import best_from
 from onewave.lab.game import Game
 from onewave.tiles.search.panels import panel_loads
@@ -42,7 +43,7 @@ def chips(page: Any, selector: str) -> set[str]:
     return {chip.split()[0] for chip in page.locator(f"{selector} .chip:not(.empty)").all_inner_texts()}
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo", "belady"])
+@pytest.mark.parametrize("policy", ["lru", "belady", slow("fifo")])
 def test_a_3x3_game_played_to_the_end_counts_what_the_simulator_counts(open_page, policy):
     page = open_page(f"game?m=3&n=3&slots=3&policy={policy}")
     path = random.Random(11).sample([(row, col) for row in range(3) for col in range(3)], 9)

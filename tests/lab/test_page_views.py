@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kit.browser import stop_clock
+from kit.lanes import slow
 from onewave.lab.launches import CHAIN_ORDERS, chain
 from onewave.tiles.order.policies import POLICIES
 from onewave.tiles.sim.trace import Trace
@@ -328,7 +329,7 @@ def test_all_orders_stand_in_one_chart_with_the_bound(open_page):
     assert "waves at M = 1,024" in page.locator("section.card", has_text="Latency staircase").inner_text()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", slow("dark")])
 def test_no_view_is_wider_than_a_phone(open_page, scheme):
     page = open_page(viewport={"width": 360, "height": 740}, color_scheme=scheme, has_touch=True, is_mobile=True)
     for view, (query, ready) in VIEWS.items():

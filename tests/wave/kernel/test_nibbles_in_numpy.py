@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
+from kit.lanes import slow
 from kit.models.tiny_decoders import BASE, FAMILIES, in_float32, random_model
 from kit.numpy_gpu.simulated_wave import (
     CAPACITY,
@@ -89,8 +90,8 @@ def of_stream(model: Llama, stream: WeightStream) -> Llama:
         (INT4, 4, {"head": 4, "down0": 2}),
         (FLOATS, 2, {"head": 4, "down0": 2, "qkv0": 2, "gate_up0": 2}),
         (NIBBLES[32, True], 8, {"head": 2, "o0": 4, "qkv0": 2}),
-        (NIBBLES[64, True], 1, {"head": 2, "gate_up0": 2}),
-        (NIBBLES[32, False], 2, {"down0": 2, "qkv0": 4}),
+        slow(NIBBLES[64, True], 1, {"head": 2, "gate_up0": 2}),
+        slow(NIBBLES[32, False], 2, {"down0": 2, "qkv0": 4}),
         (NESTED, 1, {"head": 2, "qkv0": 2, "down0": SIX_BITS}),
         (NESTED, 4, {"down0": 2, "o0": 4, "head": SIX_BITS}),
         (NESTED, 16, {"down0": SIX_BITS, "gate_up0": SIX_BITS}),

@@ -106,7 +106,9 @@ class Program:
         width = options.weight_bytes_of(self.weight_format)
         if self.dtype != "bf16" and self.weight_format == "compact":
             next = "Add --weight-format 16-bit."
-            raise InvalidArgumentError("weight format", got=f"compact with {self.dtype}", allowed="compact with bf16", next=next)
+            raise InvalidArgumentError(
+                "weight format", got=f"compact with {self.dtype}", allowed="compact with bf16", next=next
+            )
         config = find_config(str(model))
         workers = workers_for(config, batch=self.batch, available=sms, weight_bytes=width)
         return deal_decode(config, batch=self.batch, workers=workers, weight_bytes=width, context=self.context)
