@@ -151,6 +151,7 @@ def test_the_end_is_allowed_only_where_the_grammar_may_end() -> None:
         ({"type": "object", "propertyNames": {"type": "string"}, "minProperties": 1}, '{"a":1}', "{"),
         ({"type": "string", "format": "password", "maxLength": 1}, '"a"', '"a'),
         ({"const": {"format": "x", "properties": {}}}, '{"format":"x","properties":{}}', "{"),
+        ({"items": {"multipleOf": 1009}, "prefixItems": [{"multipleOf": 997}]}, "[997,1009]", "[997,1008"),
     ],
 )
 def test_a_schema_is_kept_to_where_llguidance_by_itself_would_not(schema: Any, whole: str, begun: str) -> None:
@@ -167,6 +168,7 @@ def test_a_schema_is_kept_to_where_llguidance_by_itself_would_not(schema: Any, w
         ({"json": {"$ref": "#/$defs/none"}}, "does not exist"),
         ({"json": {"multipleOf": 1000003}}, "multipleOf beyond .* up to 100,000"),
         ({"json": {"allOf": [{"multipleOf": 0.97}, {"multipleOf": 89}, {"multipleOf": 83}]}}, "multipleOf beyond"),
+        ({"grammar": 'start: %json {"multipleOf": 1000003}'}, "multipleOf beyond"),
         ({"json": {"allOf": [{"type": "string"}, {"type": "null"}]}}, "Unsatisfiable"),
         ({"json": "[1]"}, "a JSON schema"),
         ({"json": {"const": b"bytes"}}, "a JSON schema"),

@@ -1,6 +1,7 @@
 """Forms of outputs as rules of a grammar, in llguidance's dialect of Lark."""
 
 import json
+import re
 from typing import Any
 
 from onewave.base.errors import UnsupportedError
@@ -46,9 +47,25 @@ def as_lark(grammar: str) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
-        return any_to_lark(grammar)
+        whole = any_to_lark(grammar)
     except Exception as error:  # its parser raises bare ones
         raise ValueError(str(error)) from error
+    return _followed(whole)
+
+
+def _followed(grammar: str) -> str:
+    """A grammar whose schemas are as followable has them. Raises InvalidArgumentError."""
+    parts: list[str] = []
+    at = 0
+    for found in re.finditer(r"%json\s*(?=\{)", grammar):
+        try:
+            schema, end = json.JSONDecoder().raw_decode(grammar, found.end())
+        except (ValueError, RecursionError):
+            continue  # llguidance says what is wrong with it
+        if found.start() >= at:
+            parts += [grammar[at : found.end()], json.dumps(followable(schema), ensure_ascii=False)]
+            at = end
+    return "".join([*parts, grammar[at:]])
 
 
 def library() -> Any:

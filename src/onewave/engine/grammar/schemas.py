@@ -19,6 +19,8 @@ _FORMATS = frozenset({
 })  # fmt: skip
 # llguidance 1.9 lets 0 pass where one bound excludes it and the other lies within 1 of it.
 _BOUNDS = (("minimum", "exclusiveMinimum", 1e-9, max), ("maximum", "exclusiveMaximum", -1e-9, min))
+# Keywords by which two schemas may hold for one value: by themselves, and beside others.
+_MERGING, _BRANCHING = frozenset({"allOf", "patternProperties"}), frozenset({"anyOf", "oneOf", "$ref"})
 # llguidance has a state a remainder: a million take 14 s, more take minutes, and nothing ends them.
 _MAX_REMAINDERS = 100_000
 
@@ -38,9 +40,11 @@ def followable(schema: Schema) -> Schema:
 
     Raises InvalidArgumentError for one that is nested too deep, or has multiples with too many remainders."""
     multiples: list[Decimal] = []
+    merged: list[bool] = []
 
     def follow(found: Schema) -> None:
         _follow(found)
+        merged.append(not _MERGING.isdisjoint(found) or (len(found) > 1 and not _BRANCHING.isdisjoint(found)))
         multiple = found.get("multipleOf")
         if isinstance(multiple, (int, float)) and not isinstance(multiple, bool) and 0 < abs(multiple) < math.inf:
             multiples.append(Decimal(repr(abs(multiple))).normalize())
@@ -48,14 +52,19 @@ def followable(schema: Schema) -> Schema:
     try:
         changed = cast("Schema", _changed(schema, follow))
     except RecursionError as error:
-        raise InvalidArgumentError("structured_outputs.json", got="a schema nested too deep") from error
-    unit = min((int(each.as_tuple().exponent) for each in multiples), default=0)
-    if math.lcm(*(int(each.scaleb(-unit)) for each in multiples)) > _MAX_REMAINDERS:
+        raise InvalidArgumentError("structured_outputs", got="a schema nested too deep") from error
+    # Multiples of different numbers have nothing to do with one another, unless two schemas may say them of one.
+    together = [multiples] if any(merged) else [[each] for each in multiples]
+    if any(_remainders(each) > _MAX_REMAINDERS for each in together):
         allowed = f"a least common multiple up to {_MAX_REMAINDERS:,}, in units of the last digit"
-        raise InvalidArgumentError(
-            "structured_outputs.json", got="multipleOf beyond what is kept track of", allowed=allowed
-        )
+        raise InvalidArgumentError("structured_outputs", got="multipleOf beyond what is kept track of", allowed=allowed)
     return changed
+
+
+def _remainders(multiples: list[Decimal]) -> int:
+    """The least common multiple, in units of the last digit."""
+    unit = min((int(each.as_tuple().exponent) for each in multiples), default=0)
+    return math.lcm(*(int(each.scaleb(-unit)) for each in multiples))
 
 
 def _follow(found: Schema) -> None:
