@@ -11,7 +11,7 @@ H200_SMS = 132
 
 @dataclass(frozen=True)
 class Device:
-    """What choosing a kernel asks of a device, which may be here or only described.
+    """The properties of a device that the choice of a kernel needs. The device may be here or only described.
 
     capability: (9, 0) for sm_90; None on a CPU. name: of a GPU that is here, None for any of its kind.
     """

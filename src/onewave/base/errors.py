@@ -28,7 +28,7 @@ _MAX_SHOWN = 200
 
 
 def shown(value: object) -> str:
-    """What a caller passed, for an error's line: its repr, or the first 200 characters of that."""
+    """Return a caller's value for an error's line: its repr, or the first 200 characters of that."""
     try:
         text = repr(value)
     except ValueError:  # a number of more digits than Python turns into text

@@ -14,7 +14,7 @@ _STEP_US, _COLUMN_STEP_US, _TILE_US = 0.15, 0.001376, 1.5
 # and a 70B, each by tiles of 64 and of 128 (docs/log/operators.md).
 _MAX_STREAMED_TOKENS, _STEP_SHARE, _STREAM_US = 64, 0.86, 8.0
 _H200_TFLOPS, _H200_SMS = 989.0, 132
-# Of the sheet's bandwidth: what streaming reads reached on an H200 (ledger/h200.jsonl:8).
+# The share of the sheet's bandwidth that streaming reads reached on an H200 (ledger/h200.jsonl:8).
 _READ_SHARE = 4650 / 4800
 
 

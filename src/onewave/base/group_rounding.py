@@ -81,7 +81,7 @@ def _searched(groups: Tensor) -> Tensor:
     best, found, ratios = torch.zeros_like(largest), largest, groups / largest
     for factor in CANDIDATES:
         codes = (ratios * factor).round_().clamp_(-8, 7)
-        # Of the best scale for these codes: sum(w n)^2 / sum(n^2) is what it leaves less of the squares.
+        # The best scale for these codes takes sum(w n)^2 / sum(n^2) off the sum of squares.
         product, square = _sum(ratios * codes), _sum(codes.square())
         better = product * product / square
         chosen = better > best  # never where it is NaN

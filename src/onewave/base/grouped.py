@@ -23,7 +23,7 @@ Rows = slice | Sequence[int] | npt.NDArray[np.integer]
 
 
 class Code(Enum):
-    """What the bits of a code are."""
+    """The meaning of a code's bits."""
 
     SIGNED = "signed"
     UNSIGNED = "unsigned"
@@ -31,7 +31,7 @@ class Code(Enum):
 
 
 class Offset(Enum):
-    """What a group has beside its scale."""
+    """A group's parameter beside its scale."""
 
     NONE = "none"
     ZERO_POINT = "zero point"

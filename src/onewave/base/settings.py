@@ -22,7 +22,7 @@ def _platform_cache_dir(env: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment says.
+    """The settings that the environment gives.
 
     cache_dir: where models and the wave's programs are kept (ONEWAVE_CACHE; default: the platform's cache directory).
     num_threads: CPU threads for the decode kernels (ONEWAVE_NUM_THREADS; default: the cores this process may use).

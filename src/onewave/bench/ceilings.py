@@ -1,4 +1,4 @@
-"""What a device can do at best, measured in the same run as what is compared with it."""
+"""Measures a device's ceilings, in the same run as the figures compared with them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -29,7 +29,7 @@ _SAYS = "==PROF== "
 
 @dataclass(frozen=True)
 class Counters:
-    """Of one range. l2_hit_rate: sectors found in L2 over those looked up, 0 to 1."""
+    """The metrics of one range. l2_hit_rate: sectors found in L2 over those looked up, 0 to 1."""
 
     dram_read_bytes: float
     dram_write_bytes: float

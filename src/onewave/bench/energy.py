@@ -1,4 +1,4 @@
-"""What a GPU's board takes: NVML's energy counter over a run of some seconds, idle power measured before."""
+"""Board energy of a GPU: NVML's energy counter over a run of some seconds, idle power measured before."""
 
 import ctypes
 import time
@@ -16,7 +16,7 @@ _IDLE_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class BoardEnergy:
-    """Of one call: millijoules of the whole board, and those above idle. watts: while it ran. idle_watts: before."""
+    """Energy of one call: millijoules of the whole board and above idle. watts: while it ran. idle_watts: before."""
 
     millijoules: float
     above_idle: float

@@ -1,4 +1,4 @@
-"""What a measurement ran on, and what `onewave env` prints. Never fails: what can't be found out is None or unknown."""
+"""A measurement's machine and software, for `onewave env`. Never fails: what can't be found out is None or unknown."""
 
 import os
 import platform
@@ -89,7 +89,7 @@ def _cpuinfo() -> str:
 
 
 def _output(command: list[str]) -> str:
-    """What a program prints, or nothing when it isn't there or fails."""
+    """Return a program's output, or nothing when it isn't there or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, cwd=os.sep)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):

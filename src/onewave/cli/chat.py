@@ -141,7 +141,7 @@ class LocalModel:
 
 @dataclass
 class Conversation:
-    """What was said so far, and the model that answers.
+    """The messages so far, and the model that answers.
 
     names: of the command's options, for errors. keep: last turns that are never dropped for want of room; None drops
     none. messages: role and content, the system prompt first.

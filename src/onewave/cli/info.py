@@ -109,7 +109,7 @@ def _formats(tensors: Iterable[TensorInfo]) -> dict[str, dict[str, float]]:
 
 
 def _tokenizer(location: ModelLocation, metadata: Mapping[str, object]) -> str | None:
-    """What kind of tokenizer comes with the model, in a few words; None when there is none."""
+    """Return the kind of tokenizer that comes with the model, in a few words; None when there is none."""
     kind, before = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     if kind is not None:
         words = f"{kind} (GGUF)" + (f", pre-tokenizer {before}" if before is not None else "")

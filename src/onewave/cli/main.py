@@ -150,7 +150,7 @@ def _report(error: BaseException, arguments: Sequence[str], *, debug: bool) -> i
 
 
 def _drop_output() -> None:
-    """What is left in the buffer would be flushed at exit, into the same closed pipe or full disk."""
+    """Drop the output left in the buffer: exit would flush it into the same closed pipe or full disk."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

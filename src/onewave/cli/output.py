@@ -1,4 +1,4 @@
-"""What commands print for people, and the files that they write."""
+"""The output that commands print for people, and the files that they write."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 600
 _MAX_ERROR_BYTES = 65536
-# What says nothing to a server, or is said otherwise.
+# Fields that mean nothing to a server, or are sent another way.
 _OWN_FIELDS = ("n", "detokenize", "logprobs", "prompt_logprobs", "structured_outputs")
 
 
@@ -152,7 +152,7 @@ def _changed(params: SamplingParams) -> dict[str, Any]:
 
 
 def _counts(usage: Any) -> dict[str, int]:
-    """What a usage counts. Raises AttributeError, TypeError, ValueError."""
+    """Return the token counts of a usage. Raises AttributeError, TypeError, ValueError."""
     found: dict[str, Any] = {} if usage is None else {**usage, **(usage.get("prompt_tokens_details") or {})}
     names = ("prompt_tokens", "completion_tokens", "cached_tokens")
     return {name: int(found[name]) for name in names if found.get(name) is not None}

@@ -21,7 +21,7 @@ _HEX_DIGITS = {"u": 4, "U": 8}
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """What both commands take."""
+    """The sampling options that both commands take."""
 
     max_tokens: Annotated[
         int | None, Option("--max-tokens", help="Most tokens of an answer. Default: as many as fit.")

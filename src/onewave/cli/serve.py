@@ -160,7 +160,7 @@ def serve(
 
 
 def _publisher(asked: _Serving) -> KvEventPublisher | None:
-    """What publishes block events, where an endpoint is given."""
+    """Return the publisher of block events, where an endpoint is given; else None."""
     if asked.kv_events is None:
         if asked.kv_events_replay is not None:
             raise InvalidArgumentError("--kv-events-replay", got="without --kv-events", allowed="with it")

@@ -278,7 +278,7 @@ def _decodes(q: Tensor, options: dict[str, Any]) -> bool:
 
 
 def _check_attends(name: str, q: Tensor, cache: FlashCache, wanted: dict[str, Any]) -> None:
-    """What attention itself would refuse, before anything is appended."""
+    """Refuse what attention itself would refuse, before anything is appended."""
     num_heads, head_dim = q.shape[2:]
     num_kv_heads = cache.k.shape[2]
     if head_dim != cache.k.shape[3] or not 0 < head_dim <= 256 or num_kv_heads == 0 or num_heads % num_kv_heads:

@@ -112,7 +112,7 @@ class FlashCache:
         """Return the keys as pages of one, without each row's first leftpad (int64 [batch]) ones."""
         assert self.block_table is None
         key = leftpad[:, None] + torch.arange(self.capacity, device=leftpad.device)
-        # What lies beyond the row's end is not looked at, but must exist.
+        # Keys beyond the row's end are not looked at, but must exist.
         pages = self.rows_of(len(leftpad))[:, None] * self.capacity + key.clamp(0, max(self.capacity - 1, 0))
         k, v = (each.flatten(0, 1)[:, None] for each in (self.k, self.v))
         return FlashCache(k, v, None, pages.int() if len(k) < 1 << 31 else pages)

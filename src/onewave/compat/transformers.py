@@ -52,7 +52,7 @@ def attention_mask(
     allow_is_bidirectional_skip: bool = False,
     **kwargs: Any,
 ) -> Tensor | None:
-    """What a layer may see, as transformers' mask functions describe it; see the module's text for the result.
+    """Return a layer's mask, as transformers' mask functions describe it; see the module's text for the result.
 
     attention_mask: bool [batch, keys], False where there is padding. Reads it on the host to find out whether there is
     any, as transformers' own function does. Raises UnsupportedError for a model that computes its attention by itself.

@@ -38,7 +38,7 @@ _log = logging.getLogger("onewave")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What an AsyncLLM refuses, and when its watchdog speaks.
+    """An AsyncLLM's limits: the requests it refuses, and the steps its watchdog reports.
 
     max_requests: requests that wait or run at once; one more is refused with BusyError. step_seconds: a step that takes
     longer is reported on the log.

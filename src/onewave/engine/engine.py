@@ -308,7 +308,7 @@ class Engine:
             request.note_finished()
             self._changed.add(request)
         self._live = WeakSet(request for request in self._live if not request.finished)
-        # What the cache holds may be void: a step may have been interrupted.
+        # The cache's contents may be void: a step may have been interrupted.
         self._scheduler.pool.clear()
         self._scheduler = self._new_scheduler()
         for sample, sequence in waiting.items():

@@ -10,7 +10,7 @@ from onewave.engine.output import Logprob, Logprobs
 from onewave.memory.host import available_bytes
 from onewave.ops.sampling import TokenLogprobs
 
-# Of a token's entry in a dict: Logprob, its numbers and the dict's own room (282 with a text for each).
+# Bytes of a token's entry in a dict: Logprob, its numbers and the dict's own room (282 with a text for each).
 _ENTRY_BYTES = 250
 # Fewer are not worth asking the system.
 _MIN_CHECKED_ENTRIES = 1000

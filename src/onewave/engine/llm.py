@@ -401,7 +401,7 @@ class LLM:
 
     @property
     def load(self) -> EngineLoad | None:
-        """What the engine has to do now; None once it is closed."""
+        """The engine's current load; None once it is closed."""
         return None if self._engine is None else self._engine.load
 
     def step_traceback(self) -> str:

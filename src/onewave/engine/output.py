@@ -1,4 +1,4 @@
-"""What a caller gets back, shaped like vLLM's results."""
+"""The results that a caller gets back, shaped like vLLM's."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

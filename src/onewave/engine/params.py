@@ -1,4 +1,4 @@
-"""What a caller may ask of one request, checked when it is written down."""
+"""The parameters of one request, checked when they are written down."""
 
 import difflib
 import math
@@ -11,7 +11,7 @@ from onewave.base.errors import InvalidArgumentError, shown
 from onewave.engine.arguments import flag, items, whole
 from onewave.engine.grammar.params import StructuredOutputsParams
 
-# What logits and their factors are computed in: float32; and the largest whole number that PyTorch holds.
+# Limits of float32, the dtype of logits and their factors; and the largest whole number that PyTorch holds.
 _LARGEST, _SMALLEST, _MAX = 3.4028234663852886e38, 1.1754943508222875e-38, 2**63 - 1
 _MAX_DIGITS = 20  # more than it has
 _MAX_SAMPLES = 16384

@@ -65,7 +65,7 @@ class Updates(Protocol):
 
 @dataclass(frozen=True)
 class Reader:
-    """What a caller wants to be told about its requests, which may share one.
+    """The updates that a caller wants about its requests, which may share one.
 
     updates: gets None when a request has ended; streaming: and a state after each step before that. wake: called once
     after all that is put between two steps, whatever the number of requests that share it.
@@ -101,7 +101,7 @@ class Sample:
         self._num_whole, self._whole_end = 0, ""
         self._max_begun = max((len(stop) - 1 for stop in self._stops), default=0)
         self._hidden: list[tuple[int, int]] = []
-        # Of each token, where the text that it gave ends. Kept with stop strings only.
+        # Where each token's text ends. Kept with stop strings only.
         self._token_ends: list[int] = []
         # Where the stop string that ended the sample begins.
         self._stop_begin: int | None = None
@@ -117,7 +117,7 @@ class Sample:
 
     @property
     def text(self) -> str:
-        """What its tokens say so far."""
+        """The text of its tokens so far."""
         return str(self._text)
 
     def append(self, token_id: int) -> None:
@@ -238,8 +238,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Ends:
-    """What ends a sample: token_ids (EOS unless ignored, and stop tokens), max_new_tokens, which is what max_tokens and
-    max_model_len leave, or a grammar that it follows to the end."""
+    """Conditions that end a sample: token_ids (EOS unless ignored, and stop tokens), max_new_tokens, which is
+    what max_tokens and max_model_len leave, or a grammar that it follows to the end."""
 
     token_ids: frozenset[int]
     max_new_tokens: int

@@ -33,7 +33,7 @@ _EXIT_SECONDS = 10.0
 
 
 class _Mailbox:
-    """What callers share with the thread, in one process.
+    """State that callers share with the thread, in one process.
 
     inbox: jobs; a queue ends the thread, which then puts None into it. serving: held by the thread while it serves the
     inbox, so that there are never two. ident: of that thread. step_began: by the performance counter; None

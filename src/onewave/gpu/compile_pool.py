@@ -95,7 +95,7 @@ def done_by(pool: ProcessPoolExecutor | None, job: Callable[[], _Result]) -> _Re
 
 
 def _prepare() -> None:
-    """What a process's first compilation would begin with, while the one that asks for it still looks for its GPU."""
+    """Prepare a process's first compilation, while the process that asks for it still looks for its GPU."""
     from triton.runtime.cache import triton_key
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that waits
@@ -141,7 +141,7 @@ def compile_in(pool: ProcessPoolExecutor | None) -> Generator[Callable[[], None]
         fn, known = given["fn"], given["compile"]
         source = (fn.module, fn.name, known["signature"], known["constants"], known["configs"][0])
         options = json.loads(known["specialization_data"])["options"]
-        # What fails there fails here again, with its own words; a pool that has broken leaves all to Triton.
+        # A failure there repeats here, with its own words; a broken pool leaves all to Triton.
         with suppress(RuntimeError):
             wait([pool.submit(compile_kernel, *source, options, driver.active.get_current_target())])
         if given_up.is_set():
@@ -223,7 +223,7 @@ def _launcher_beside(source: Any) -> Generator[None]:
 
 def _make_launcher(source: Any, metadata: Mapping[str, Any]) -> None:
     """Triton's launcher of a kernel, into Triton's cache. metadata: as far as the compilation knows it."""
-    # What fails here, or is another Triton's, is made by the launch, with its own errors.
+    # If this fails, or the Triton is another, the launch makes it, with its own errors.
     with suppress(Exception):
         from triton.backends.nvidia.driver import CudaLauncher
 

@@ -1,4 +1,4 @@
-"""What a process's first launches on a GPU begin with, in threads beside the rest of a load.
+"""Prepares a process's first launches on a GPU, in threads beside the rest of a load.
 
 Three things take tenths of a second each, mostly without Python's lock: the driver makes a context of the GPU; Triton
 reads all of its own files, by whose digest compiled kernels are named; a C compiler makes what launches each kernel,

@@ -36,7 +36,7 @@ class _Kernel:
     def __init__(self, function: Any) -> None:
         self.names: list[str] = function.arg_names
         self.kinds = [_CONSTANT if p.is_constexpr else _PLAIN if p.do_not_specialize else _ANY for p in function.params]
-        # What is a constant from here on is part of the key as it is.
+        # Constants from here on are part of the key as they are.
         self.first_constants = max((at + 1 for at, kind in enumerate(self.kinds) if kind != _CONSTANT), default=0)
         self.defaults = {p.name: p.default for p in function.params if p.has_default}
         self.compiled: dict[Hashable, CompiledKernel] = {}
@@ -47,8 +47,9 @@ _kernels: dict[int, tuple[Any, _Kernel]] = {}
 
 
 def launch_kernel(function: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
-    """What function[grid](*args, **named) does, a Triton or Gluon kernel's launch on the current stream of the GPU
-    where the first tensor lies.
+    """Launch a Triton or Gluon kernel as function[grid](*args, **named) does.
+
+    The launch is on the current stream of the GPU where the first tensor lies.
 
     A kernel that runs in the interpreter, or stands in for one, is called that way each time, and so is one that is
     to be compiled first. Constants 1, 1.0 and True are one, as they are to Triton. What Triton looks at before each
@@ -159,9 +160,10 @@ def _card_of(args: Iterable[Any]) -> int | None:
 
 
 def properties(values: Iterable[Any], kinds: Iterable[int]) -> list[Hashable]:
-    """What a kernel may be compiled for of each argument: a constant's value; of a whole number its size, and, unless
-    the kernel has it otherwise, whether it is 1 or a multiple of 16; of a tensor dtype and alignment; of a descriptor
-    dtype, box and layout; of a tuple those of its items.
+    """Return the properties of each argument that a kernel may be compiled for.
+
+    They are a constant's value; a whole number's size and, unless the kernel has it otherwise, whether it is 1 or a
+    multiple of 16; a tensor's dtype and alignment; a descriptor's dtype, box and layout; a tuple's items' properties.
 
     kinds: of each parameter, and maybe of more, 0 a constant, 1 a number that is not looked at, 2 any other.
     """

@@ -49,7 +49,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What the index says of a kernel, but for its key."""
+    """A kernel's entry in the index, without its key."""
 
     name: str
     sha256: str

@@ -1,4 +1,4 @@
-"""What one call of an operator launches, recorded while it runs, so that calls of the same form can launch it again.
+"""The launches of one operator call, recorded while it runs, so that calls of the same form can repeat them.
 
 A thread records its own launches (`launch_kernel`) and the memory that they take beside operands and results
 (`scratch`, dealt tables); `prepared.py` makes a prepared call of a tape.

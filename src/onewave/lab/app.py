@@ -117,7 +117,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    """Of a client that left while it sent its request: the answer has no reader."""
+    """Answer a client that left while it sent its request: the answer has no reader."""
     del request, error
     return Response(status_code=HTTPStatus.BAD_REQUEST)
 

@@ -27,14 +27,14 @@ STAGES = ("qkv", "gate_up", "head", STREAM)
 """Stages whose row blocks can be moved."""
 MAX_MOVES = 400
 MAX_SHOWN_LAYERS = 128
-# What a hand-off between two GPUs takes longer, ns (measured over NVLink, every word written to both).
+# Extra time of a hand-off between two GPUs, ns (measured over NVLink, every word written to both).
 _BETWEEN_GPUS = 300.0
 
 
 @dataclass(frozen=True)
 class _Question:
-    """What the page asks. layers: of the step, from the first on. turns: (worker, place, place), tasks of a queue in
-    each other's place. bandwidth, hand_off: factors. gpus: that share rows."""
+    """A question from the page. layers: of the step, from the first on. turns: (worker, place, place), tasks of a queue
+    in each other's place. bandwidth, hand_off: factors. gpus: that share rows."""
 
     config: ModelConfig
     model: str
@@ -86,7 +86,7 @@ class _Question:
 
 
 def choices() -> dict[str, Any]:
-    """What the page offers."""
+    """Return the page's choices."""
     models = {name: builtin_config(name).num_layers for name in builtin_models()}
     return {"models": models, "weights": list(WEIGHT_BYTES), "stages": list(STAGES), "sms": GPUS["H200"].sms}
 
@@ -189,7 +189,7 @@ def _shares(dealt: DealtStep) -> dict[str, list[int]]:
 
 
 def _waits(dealt: DealtStep, proved: DecodePlan, trace: Trace) -> list[str]:
-    """What each task waited for longest, in the trace's order of tasks: "rows 512 to 519 of o0 from SM 4"."""
+    """Return each task's longest wait, in the trace's order of tasks: "rows 512 to 519 of o0 from SM 4"."""
     edges, tasks = proved.graph.edges, proved.graph.tasks
     worker = np.zeros(len(tasks), dtype=np.int64)
     end = np.zeros(len(tasks))

@@ -9,7 +9,7 @@ from onewave.base.json_files import parse_json
 
 
 class Fields(dict[str, Any]):
-    """What was sent, and which of it was looked at: a misspelt field is refused, not passed over."""
+    """A request's fields, and which of them were read: a misspelt field is refused, not passed over."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given)

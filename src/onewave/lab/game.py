@@ -74,7 +74,7 @@ def game_from(given: Mapping[str, Any]) -> Game:
 
 
 def overview(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What every order costs in this game, with the paths; the bound; stores."""
+    """Return the loads of every order in this game, with the paths; the bound; stores."""
     game = game_from(given)
     orders: dict[str, Any] = {}
     for name in GRID_ORDERS:

@@ -1,4 +1,4 @@
-"""What stands before every route: the Host check, the size limit, security headers, and errors as JSON.
+"""Middleware before every route: the Host check, the size limit, security headers, and errors as JSON.
 
 A page of another site can make a browser send requests to a server on loopback. Three checks keep it out: the Host
 header must be an address or a name that the server was started for (a rebound DNS name is neither); a request that

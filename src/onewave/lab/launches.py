@@ -35,7 +35,7 @@ TILE = 128
 
 
 def choices() -> dict[str, Any]:
-    """What the page offers: names, and the largest chain that all of them are tried on."""
+    """Return the page's choices: names, and the largest chain that all of them are tried on."""
     return {
         "orders": {name: ORDERS[name].summary for name in CHAIN_ORDERS},
         "interleavings": list(INTERLEAVINGS),

@@ -18,7 +18,7 @@ _LAYERS = 4
 
 
 def choices() -> dict[str, Any]:
-    """What the page offers."""
+    """Return the page's choices."""
     return {"models": list(builtin_models()), "gpus": list(GPUS), "weights": list(WEIGHT_BYTES)}
 
 

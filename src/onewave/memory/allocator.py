@@ -34,7 +34,7 @@ IDLE_SMALL_BYTES = 16 << 20
 
 
 class Recorder(Protocol):
-    """What is told of every block; see memory.trace."""
+    """A listener to every block's allocation and release; see memory.trace."""
 
     def allocated(self, address: int, num_bytes: int) -> None:
         """A block was handed out."""
@@ -47,8 +47,11 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of one allocator. requested: bytes that callers asked for; used: of their blocks; reserved: of raw memory.
-    peak_*: the most so far. num_reserves, num_releases: raw calls. largest_free_bytes: of one free block."""
+    """The statistics of one allocator.
+
+    requested: bytes that callers asked for; used: of their blocks; reserved: of raw memory.
+    peak_*: the most so far. num_reserves, num_releases: raw calls. largest_free_bytes: of one free block.
+    """
 
     requested_bytes: int = 0
     used_bytes: int = 0
@@ -182,7 +185,7 @@ class Allocator:
             return self._trim()
 
     def statistics(self) -> Statistics:
-        """What is and was used."""
+        """Return the present and past use of memory."""
         with self._lock:
             largest = max((pool.order[-1][0] for pool in (self._small, self._big) if pool.order), default=0)
             return Statistics(

@@ -79,7 +79,7 @@ class PrefixCaching:
     listener: Callable[[BlockEvent], object] | None = None
 
     def root_key(self, cache_salt: str) -> bytes:
-        """What a prefix's first key is chained to."""
+        """Return the key that a prefix's first key is chained to."""
         return root_key(
             model=self.model, weight_format=self.weight_format, kv_dtype=self.kv_dtype, cache_salt=cache_salt
         )

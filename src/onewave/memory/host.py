@@ -46,7 +46,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def _room(directory: Path, limit: str, used: str, files: tuple[str, ...]) -> list[int]:
-    """What a limit leaves; nothing where there is none."""
+    """Return the bytes that a limit leaves; nothing where there is none."""
     # A group without a limit says "max", and one above the container can't be seen.
     with suppress(OSError, ValueError, KeyError):
         most, now = (int((directory / name).read_text()) for name in (limit, used))

@@ -21,7 +21,7 @@ CPU_BLOCK_SIZE = 16
 """The same on a CPU, whose loops read blocks of any size alike."""
 
 
-# Of the memory that is free once the model has loaded: the rest is for prompts and for what else runs there.
+# Shares of the memory that is free once the model has loaded: the rest is for prompts and for what else runs there.
 _GPU_SHARE, _CPU_SHARE = 1 / 2, 1 / 4
 # A CPU's caches are this large at most unless one sequence needs more: whatever is cached stays in memory.
 _CPU_BYTES = 1 << 30

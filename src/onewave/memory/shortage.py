@@ -1,4 +1,4 @@
-"""What running out of memory looks like."""
+"""Recognises errors of running out of memory."""
 
 import torch
 

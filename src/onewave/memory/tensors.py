@@ -15,7 +15,7 @@ from onewave.memory.shortage import is_out_of_memory
 
 
 class Done(Protocol):
-    """What the device has to reach first, say a torch.cuda.Event."""
+    """A point that the device has to reach first, say a torch.cuda.Event."""
 
     def query(self) -> bool:
         """Whether it has."""

@@ -1,4 +1,4 @@
-"""What one forward pass works on."""
+"""Inputs of one forward pass."""
 
 from __future__ import annotations
 

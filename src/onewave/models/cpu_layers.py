@@ -142,7 +142,7 @@ def _tensors(given: LayerInputs) -> tuple[Tensor, ...]:
 
 
 def _sequences(given: LayerInputs, num_heads: int) -> attention.Sequences | None:
-    """What a prompt pass attends to; None of a decode step."""
+    """Return the sequences that a prompt pass attends to; None for a decode step."""
     starts, blocks, cache = given.reads.starts, given.reads.blocks, given.kv.k
     if starts is None:
         return None

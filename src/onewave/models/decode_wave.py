@@ -66,7 +66,7 @@ class DecodeWave:
             stream = pack_stream(program, wave_weights(model), model.device)
         table = model.weights.embedding
         self._table = table if isinstance(table, RowTable) else None
-        # Of such a table a step's rows are looked up before it: then these are the kernel's table, its tokens numbers.
+        # A step's rows of such a table are looked up before it: then these are the kernel's table, its tokens numbers.
         self._rows = torch.zeros(batch, config.hidden_size, dtype=model.dtype, device=model.device)
         self._numbers = torch.arange(batch, device=model.device)
         rows = None if self._table is None else self._rows

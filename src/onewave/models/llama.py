@@ -46,14 +46,14 @@ else:
 matrix that lies in a wave's stream."""
 
 
-# Of a prompt whose every token's logits are asked for: [64, 128k] float32 is 32 MiB.
+# Rows of logits at once, for a prompt whose every token's logits are asked for: [64, 128k] float32 is 32 MiB.
 _ROWS_OF_LOGITS = 64
 
 
 MATRICES = ("qkv", "o", "gate_up", "down")
 """A layer's, in the order in which a step uses them."""
 NORMS = {"qkv": "input_norm", "gate_up": "post_norm"}
-"""Whose gains scale a matrix's columns."""
+"""The norm whose gains scale a matrix's columns, by matrix."""
 
 
 def plain(matrix: object, what: str) -> Tensor:
@@ -99,7 +99,7 @@ class LlamaWeights:
 
     @cached_property
     def post_attention(self) -> tuple[PostAttentionWeights, ...]:
-        """Of each layer, what comes behind attention, up to the next layer's first norm or the last norm."""
+        """Each layer's weights after attention, up to the next layer's first norm or the last norm."""
         norms = (*(layer.input_norm for layer in self.layers[1:]), self.norm)
         matrices = (*(layer.qkv for layer in self.layers[1:]), None)
         return tuple(
@@ -304,7 +304,7 @@ def _places(batch: Batch, kv: KVCache) -> Places:
 
 
 class Reads(NamedTuple):
-    """What attention reads.
+    """The inputs of attention from the KV cache.
 
     blocks: [sequences, blocks a row], of a decode step and of a prompt pass that reads in place; lengths: int64
     [sequences], the new token counted. starts: where each sequence's queries and keys begin in such a pass, as
@@ -340,7 +340,7 @@ class Reads(NamedTuple):
 
 
 class LayerInputs(NamedTuple):
-    """What the layers of a pass work on. residual: the tokens' embeddings; rotary: cosines and sines of each token."""
+    """The inputs of a pass's layers. residual: the tokens' embeddings; rotary: cosines and sines of each token."""
 
     batch: Batch
     kv: KVCache

@@ -1,4 +1,4 @@
-"""What checkpoints call their tensors, and which shape each must have."""
+"""Tensor names of checkpoints, and the shape that each tensor must have."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -26,16 +26,16 @@ from onewave.tiles.sim.fit import Floats, lane_lags
 _LAYERS = 3
 # Candidates from which others are drawn.
 _FRONT = 8
-# Of the workers that end a stage last and first, as many are drawn from.
+# Workers at each end that a move is sampled from: those that end a stage last, and those that end it first.
 _ENDS = 12
-# Of the time, at most, for dealing out, proving and simulating the best ones whole.
+# Largest share of the time limit for dealing out, proving and simulating the best candidates whole.
 _PROOF_SHARE = 0.5
 _STAGES = ("qkv", "gate_up", "head", STREAM)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Whose step, for how many sequences, in which weight format, on how many SMs, after how many tokens.
+    """The step to search for: its model, number of sequences, weight format, number of SMs and tokens before it.
 
     same_bits: only plans that round as the wave's own does.
     """
@@ -66,7 +66,7 @@ class Candidate:
 
     @property
     def knobs(self) -> frozenset[str]:
-        """What differs from the wave's own plan, but for the number of workers."""
+        """The changes that differ from the wave's own plan, except the number of workers."""
         own = StepChanges()
         return frozenset(
             each.name for each in fields(own) if getattr(self.changes, each.name) != getattr(own, each.name)

@@ -1,4 +1,4 @@
-"""What bounds each part of a model's prompts and decode steps: FLOPs, bytes, predicted time, verdict. Needs no torch.
+"""Bounds of each part of a model's prompts and decode steps: FLOPs, bytes, predicted time, verdict. Needs no torch.
 
 A row is one part of all layers together: the products qkv, o, gate_up (with SwiGLU) and down, the head of the tokens
 whose logits are wanted, attention, and the small operators between them (norms, rotation and append of keys and

@@ -22,7 +22,7 @@ class Windows(Enum):
 
 @dataclass(frozen=True)
 class Family:
-    """What sets one family apart.
+    """The properties that set one family apart.
 
     model_type: as config.json calls it. in_gguf: GGUF metadata calls it so too; Mistral's files say "llama".
     head_dim: when config.json has none; None means hidden_size / num_attention_heads. full_kv_heads: a config without

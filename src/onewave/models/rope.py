@@ -16,7 +16,7 @@ from onewave.memory.host import available_bytes
 from onewave.memory.shortage import is_out_of_memory
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 
-# Of each of a position's rotary_dim numbers: a float32, where it is copied to, and what it is made from.
+# Bytes for each of a position's rotary_dim numbers: a float32, where it is copied to, and what it is made from.
 _BYTES_WHILE_MADE = 14
 _FEWEST_POSITIONS = 1024
 _BLOCK = 1024

@@ -52,8 +52,9 @@ _Index = tuple[int, ...]
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What a file says; see above. model: a name for people. config: the digest of the model's sizes. weights: a key of
-    WEIGHT_BYTES. batch: most sequences. flight, sooner: of the Pace. queues: tasks by worker, in order."""
+    """The contents of a plan file; see above. model: a name for people. config: the digest of the model's sizes.
+    weights: a key of WEIGHT_BYTES. batch: most sequences. flight, sooner: of the Pace. queues: tasks by worker, in
+    order."""
 
     model: str
     config: str

@@ -1,4 +1,4 @@
-"""What operators ask of their arguments: one question a function, each with one error that says what, got and allowed.
+"""Checks of operators' arguments: one question a function, each with one error that says what, got and allowed.
 
 operator, name: an error's first words. They are joined in errors alone: a layer on a CPU asks a hundred such questions.
 Only `indices` reads contents.

@@ -109,7 +109,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs a call. Subclasses add the plan that the launch needs, and print it.
+    """The backend and kernel that run a call. Subclasses add the plan that the launch needs, and print it.
 
     module: of the operator's folder, with `run(call, choice)`. kernel: for explain, "path below ops: function".
     """
@@ -207,7 +207,7 @@ class Asked:
 
 
 class Kept(dict[object, _T]):
-    """What was found for calls of one form, by all that it depends on: looking up is faster than finding again."""
+    """A cache of findings for calls of one form, keyed by all that they depend on. A look-up beats finding again."""
 
     def keep(self, key: object, found: _T) -> _T:
         """Keep what was found, and return it. With very many kept, all go first."""

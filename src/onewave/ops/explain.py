@@ -35,7 +35,7 @@ from onewave.ops.swiglu import choose as swiglu
 
 Shape = Sequence[int]
 
-# What a call says by its tensors, beside the options that are its own.
+# Options that a call states by its tensors, beside those that are its own.
 _MORE_OPTIONS = {
     "append_kv": ("kv_dtype",),
     "attention": ("descriptors",),
@@ -157,7 +157,7 @@ def _device(device: str | torch.device | None) -> Device:
     return device_of(torch.device(text))
 
 
-# What an operator's question becomes, and what is chosen for it.
+# Functions that turn an operator's question into a call and choose for that call.
 _CHOICES: dict[str, tuple[Callable[[Asked], Any], Callable[[Any], Choice]]] = {
     "add_rms_norm": (rms_norm.describe, rms_norm.choose),
     "append_kv": (append_kv.describe, append_kv.choose),

@@ -1,4 +1,4 @@
-"""What a forked child needs before PyTorch computes in it on a CPU.
+"""Prepares a forked child to compute with PyTorch on a CPU.
 
 OpenMP keeps a team of threads for each thread that has computed with several. A fork copies that record but not the
 threads, so the forking thread would wait in the child for ever. It computes alone there; threads that the child starts
@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 def _compute_alone() -> None:
     """Give the calling thread one thread to compute with, and later ones as many as before."""
     with suppress(RuntimeError):  # no more threads: then all compute with one
-        # What a new thread would have; the caller's own number may be that of an earlier fork.
+        # The number that a new thread would have; the caller's own may be that of an earlier fork.
         num_threads = _in_new_thread(torch.get_num_threads)
         torch.set_num_threads(1)
         _in_new_thread(lambda: torch.set_num_threads(num_threads))

@@ -1,4 +1,4 @@
-"""What runs an operator that works row by row (rms_norm, add_rms_norm, swiglu), where only a device and a dtype decide.
+"""Chooses the implementation of a row-wise operator (rms_norm, add_rms_norm, swiglu) by device and dtype alone.
 
 The launch asks `module_for` and the operator's own tile, and so does explain.
 """

@@ -35,7 +35,7 @@ class Talk:
 
 
 async def turn_of(served: Served, talk: Talk, request_id: str) -> Turn:
-    """What runs for a conversation. Raises InvalidArgumentError, UnsupportedError, TokenizerError."""
+    """Return the turn that runs a conversation. Raises InvalidArgumentError, UnsupportedError, TokenizerError."""
     messages, layout = with_tools(served, talk.messages, talk.tools, talk.layout)
     job = await served.engine.prepare_chat(messages, talk.params, layout)
     served.check_context(job)

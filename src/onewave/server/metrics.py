@@ -86,7 +86,7 @@ class Metrics:
         )
 
     def collect(self) -> Iterator[Metric]:
-        """What is counted here, as Prometheus' registry asks for it."""
+        """Yield the metrics counted here, as Prometheus' registry asks for them."""
         names, values = list(self._labels), list(self._labels.values())
         totals, load = self._engine.totals, self._engine.llm.load or EngineLoad()
         for kind, name, what, value in (

@@ -1,4 +1,4 @@
-"""What every endpoint works with: the engine, the options, the metrics."""
+"""State that every endpoint works with: the engine, the options, the metrics."""
 
 import time
 from functools import cached_property
@@ -24,7 +24,7 @@ class Served:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the model is called; the first stands in answers."""
+        """The model's names; the first stands in answers."""
         return self.options.model_names or (self.engine.llm.name,)
 
     @property

@@ -19,7 +19,7 @@ from onewave.server.served import Served
 
 @dataclass(frozen=True)
 class Turn:
-    """What runs. request_id: the API's, which the engine's logs name too."""
+    """A job to run, with the reader of its answers. request_id: the API's, which the engine's logs name too."""
 
     job: Job
     request_id: str
@@ -28,7 +28,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Delta:
-    """What a step brought to one sample. output: the engine's own words for it. finish_reason: with the last one."""
+    """One sample's part of a step. output: the engine's own words for it. finish_reason: with the last one."""
 
     output: CompletionOutput
     piece: Piece
@@ -37,7 +37,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step brought to a turn. result: the engine's."""
+    """One step of a turn. result: the engine's."""
 
     result: RequestOutput
     deltas: list[Delta]

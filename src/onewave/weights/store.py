@@ -1,4 +1,4 @@
-"""What every source of weights looks like: named tensors, described at once and read when asked for."""
+"""The interface of every source of weights: named tensors, described at once and read when asked for."""
 
 from __future__ import annotations
 

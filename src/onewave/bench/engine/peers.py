@@ -38,7 +38,7 @@ _PASSAGE = (
 
 @dataclass(frozen=True)
 class Job:
-    """What every engine gets. path, kind: the model ("hf" directory or "gguf" file). context: prompt and output."""
+    """The work of every engine. path, kind: the model ("hf" directory or "gguf" file). context: prompt and output."""
 
     path: str
     kind: str
@@ -165,7 +165,7 @@ class _Worker:
         self._process.wait()
         for stream in (self._process.stdout, self._log):
             stream.close()
-        # What was left to write has no reader.
+        # Closing flushes unwritten input; it has no reader any more.
         with suppress(OSError):
             self._process.stdin.close()
 
@@ -206,7 +206,7 @@ class _Worker:
         return reply
 
     def _last_words(self) -> str:
-        """What a process that died without an answer wrote last."""
+        """Return the exit status and last output of a process that died without an answer."""
         self._process.wait()
         self._log.seek(0)
         said = last_words(self._log.read())

@@ -126,7 +126,7 @@ class _Passes:
         return out
 
     def seconds(self) -> tuple[float, float]:
-        """Of the GPU and of the host."""
+        """Return the seconds of the GPU and of the host."""
         torch.cuda.synchronize()
         return sum(begin.elapsed_time(end) for begin, end in self._events) * 1e-3, self._host
 

@@ -19,7 +19,7 @@ Q4_K_M = "q4_k_m"
 
 
 def q4_k_m(config: ModelConfig) -> MixedFormat:
-    """What the stream makes of llama.cpp's Q4_K_M: half of the layers' value and `down` matrices, and the head, are
+    """Return the stream's form of llama.cpp's Q4_K_M: half of the layers' value and `down` matrices, and the head, are
     Q6_K, all others Q4_K. A layer's queries, keys and values are one matrix here: of both types it has eight bits.
 
     Source: llama.cpp's llama-quant.cpp, use_more_bits.

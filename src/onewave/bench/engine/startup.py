@@ -35,7 +35,7 @@ class StartupError(OnewaveError):
 
 @dataclass(frozen=True)
 class Job:
-    """What is started. options: LLM's arguments by name, of JSON's types. prompt: the first call's token ids."""
+    """The engine to start. options: LLM's arguments by name, of JSON's types. prompt: the first call's token ids."""
 
     options: Mapping[str, Any]
     prompt: Sequence[int]
@@ -197,7 +197,7 @@ def _begin(arguments: Sequence[str], caches: Path, *, prebuilt: bool = True) -> 
 
 
 def _answer_of(process: subprocess.Popen[str], text: str) -> dict[str, Any]:
-    """What a process prints as JSON, given a text. Raises StartupError."""
+    """Send a process a text and return the JSON that it prints. Raises StartupError."""
     printed, errors = process.communicate(text)
     status = process.returncode
     if status != 0 or not printed.strip():

@@ -62,7 +62,7 @@ class WaveResult:
         return self.step_bytes * 1e-9 / self.seconds.p50
 
     def microseconds_per_hop(self, ceiling: Ceiling) -> float | None:
-        """What a step takes beyond its bytes at the ceiling (in GB/s), over its hand-offs."""
+        """Return a step's time beyond its bytes at the ceiling (in GB/s), over its hand-offs."""
         if self.hops is None:
             return None
         return (self.seconds.p50 - self.step_bytes / (ceiling.value * 1e9)) * 1e6 / self.hops

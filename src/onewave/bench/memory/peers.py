@@ -24,7 +24,7 @@ class Peer(Protocol):
         ...
 
     def reserved_bytes(self) -> int | None:
-        """What it holds of the device's memory now; None where nothing says."""
+        """Return the bytes of device memory that it holds now; None where nothing says."""
         ...
 
     def raw_calls(self) -> int | None:
@@ -198,7 +198,7 @@ class TorchOnCpu(Malloc):
 
 
 def peers_of(device: torch.device) -> dict[str, Callable[[], Peer]]:
-    """What makes each allocator anew, by name; ours first."""
+    """Return a factory of each allocator, by name; ours first."""
     if device.type == "cuda":
         return {
             "onewave": lambda: Pooled(DriverMemory(device)),

@@ -14,7 +14,7 @@ from onewave.engine.params import SamplingParams
 from onewave.memory.trace import Event, Trace
 
 _SEED = 20261129
-# Of a recorded history: later ones push the first out.
+# Entries of a recorded history: later ones push the first out.
 _MAX_ENTRIES = 1_000_000
 
 
@@ -51,7 +51,7 @@ def record_serving(llm: LLM, *, num_requests: int) -> Trace:
 
 
 def _history_of(work: Callable[[], object], device: torch.device, source: str) -> Trace:
-    """What some work asks a GPU's allocator for, in any thread: PyTorch's profilers of memory see their own alone."""
+    """Trace a GPU's allocator during `work`, in any thread: PyTorch's memory profilers see only their own thread."""
     memory: Any = torch.cuda.memory
     memory._record_memory_history("all", context=None, max_entries=_MAX_ENTRIES, device=device)
     try:
@@ -80,7 +80,7 @@ def _on_its_thread(llm: LLM, work: Callable[[], object]) -> None:
 
 
 def trace_of(profiler: profile, device: torch.device, source: str) -> Trace:
-    """What a profiler of memory saw of a device's blocks."""
+    """Return the trace of a device's blocks that a memory profiler saw."""
     results: Any = profiler.profiler
     found = sorted(_allocations(results.kineto_results.experimental_event_tree(), device.type))
     return trace_from(found, device, source)

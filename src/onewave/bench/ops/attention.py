@@ -34,7 +34,7 @@ DECODE_SHAPES = (
     *("1,32/8,4096,128", "1,32/8,32768,128", "16,32/8,4096,128"),
     *("64,32/8,4096,128", "16,32/8,32768,128", "16,32/8,4096,64"),
 )
-# What a CPU does in a moment.
+# Shapes small enough for a quick run on a CPU.
 SMALL_PREFILL_SHAPES = ("1,4,256,64", "2,4/2,128,64")
 SMALL_DECODE_SHAPES = ("1,4/2,1024,64", "4,4/2,256,64")
 
@@ -113,7 +113,7 @@ class Operands:
 
     @property
     def flops(self) -> float:
-        """Of the two products; causal prefill counts half, as its peers count it."""
+        """Operations of the two products; causal prefill counts half, as its peers count it."""
         shape, num_queries = self.shape, self.q.shape[2]
         share = 0.5 if self.causal and num_queries > 1 else 1.0
         return 4.0 * shape.batch * shape.heads * num_queries * shape.length * shape.head_dim * share
@@ -166,7 +166,7 @@ class AttentionResult:
         return self.nbytes * 1e-12 / self.seconds.p50 if self.seconds else None
 
     def share(self, matmul: Ceiling, read: Ceiling) -> float | None:
-        """Of what bounds the operator: the matmul ceiling for prefill, the read ceiling for a decode step."""
+        """Return the share of the bounding ceiling: matmul for prefill, read for a decode step."""
         if self.tflops is None or self.terabytes_per_second is None:
             return None
         return self.tflops / matmul.value if self.operator in PREFILLS else self.terabytes_per_second * 1e3 / read.value
@@ -224,7 +224,7 @@ def compare(
                 failures[engine.name] = f"not run: its scores take {scores * engine.scores_bytes / 2**30:.0f} GiB"
                 continue
             try:
-                # What stores its scores runs out of any cache with one copy.
+                # One copy is enough for an engine that stores its scores: they exceed any cache.
                 calls = [engine.prepare(each) for each in (operands[:1] if engine.scores_bytes else operands)]
                 outputs[engine.name] = calls[0]().clone()
                 calls = calls * repetitions(operator, engine, len(calls), device)

@@ -13,7 +13,7 @@ from onewave.ops.attention.fp8.op import attention_fp8
 from onewave.ops.attention.op import attention
 
 FP8_SHAPES = ("1,16,16384,128", "4,16,4096,128", "1,32/8,8192,128")
-# What a CPU does in a moment.
+# Shapes small enough for a quick run on a CPU.
 SMALL_FP8_SHAPES = ("1,4/2,128,64",)
 
 _LARGEST = 448.0

@@ -14,7 +14,7 @@ from onewave.ops.attention.op import attention_varlen
 
 VARLEN_SHAPES = ("64,16,65536,128", "64,32/8,65536,128", "64,32,65536,64")
 """Sequences, heads, tokens of all sequences, head_dim."""
-# What a CPU does in a moment.
+# Shapes that a CPU does in a moment.
 SMALL_VARLEN_SHAPES = ("4,4/2,300,64",)
 
 # A log-normal's spread: the longest of 64 sequences is some ten times the mean.
@@ -52,7 +52,7 @@ class PackedOperands(Operands):
 
     @property
     def flops(self) -> float:
-        """Of the two products over each sequence's own keys; causal counts half, as its peers count it."""
+        """FLOPs of the two products over each sequence's own keys; causal counts half, as its peers count it."""
         share = 0.5 if self.causal else 1.0
         return 4.0 * self.shape.heads * self.shape.head_dim * share * sum(n * n for n in self.lengths)
 

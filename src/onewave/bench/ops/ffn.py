@@ -31,7 +31,7 @@ from onewave.wave.plan.layout import MAX_ROWS
 # More than any cache that could serve a repetition.
 _BYTES_IN_ROTATION = 512 << 20
 PRODUCTS = "cuBLAS, two products"
-"""What the others are compared with."""
+"""The baseline of the other arrangements."""
 SIDE_BY_SIDE = "cuBLAS, gate and up in one"
 
 
@@ -98,7 +98,7 @@ class FFNResult:
 
     @property
     def weight_bytes(self) -> int:
-        """What is read of the weights."""
+        """Bytes of weights that are read."""
         return self.compact_bytes or self.shape.weight_bytes
 
     @property
@@ -117,7 +117,7 @@ class FFNResult:
         return None if self.products is None else self.products / self.seconds.p50
 
     def share(self, ceiling: Ceiling) -> float:
-        """Of a ceiling in GB/s or TFLOP/s."""
+        """Return the share of a ceiling in GB/s or TFLOP/s."""
         rate = self.gigabytes_per_second if ceiling.unit == "GB/s" else self.teraflops_per_second
         return rate / ceiling.value
 

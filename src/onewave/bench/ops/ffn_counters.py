@@ -1,4 +1,4 @@
-"""What each arrangement of a block or a layer makes device memory and the L2 cache do (see `counters`).
+"""Counts the device memory traffic and L2 hits of each arrangement of a block or a layer (see `counters`).
 
 The parent (`count_ffn`) runs this module under ncu; there `main` makes every arrangement once for warming up and then
 `reps` times in a counted range, recorded in a CUDA graph, after a pass over other memory has emptied the L2 cache.
@@ -34,7 +34,7 @@ class CountedFFN:
 
     @property
     def median(self) -> Counters:
-        """Of each counter by itself."""
+        """The median of each counter by itself."""
         columns = zip(*map(astuple, self.counters), strict=True)
         return Counters(*(summarize(column).p50 for column in columns))
 
@@ -95,7 +95,7 @@ def count_ffn(
 
 
 def main(asked: dict[str, Any]) -> None:
-    """What runs under ncu: one range a repetition, arrangement after arrangement, shape after shape."""
+    """Run the ranges under ncu: one a repetition, arrangement after arrangement, shape after shape."""
     device, dtype = torch.device(asked["device"]), getattr(torch, asked["dtype"])
     torch.cuda.set_device(device)
     elsewhere = torch.zeros(_MORE_THAN_L2 // 4, dtype=torch.int32, device=device)

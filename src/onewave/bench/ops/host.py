@@ -28,7 +28,7 @@ OURS, PEER = "onewave", "torch"
 
 _CALLS, _WARMUP = {"cuda": 100, "cpu": 5}, {"cuda": 10, "cpu": 1}
 _ROWS, _PROMPT, _CONTEXT = 4, 64, 128
-# Of wide matrices: the GPU would be slower than the host with whole ones.
+# Rows of wide matrices: the GPU would be slower than the host with whole ones.
 _WIDE = 1024
 
 

@@ -1,4 +1,4 @@
-"""What comes behind attention, in every arrangement on the same operands, taking turns as in bench/ops/ffn.py.
+"""A layer's operations after attention: every arrangement on the same operands, in turns as in bench/ops/ffn.py.
 
 One launch ("chain"); our operators one after the other ("separate"); the same with cuBLAS's products; and each of these
 for both halves of the rows on two streams, so that one half's norms and last tiles run beside the other's products.
@@ -70,7 +70,7 @@ SWEEP = tuple(
 
 
 def random_layer(shape: LayerShape, device: torch.device, dtype: torch.dtype) -> Operands:
-    """What attention gives, the residual stream, and weights."""
+    """Return random operands: attention's output, the residual stream, and weights."""
     hidden, inner, attended = shape.hidden, shape.intermediate, shape.attended
 
     def random(*size: int) -> Tensor:

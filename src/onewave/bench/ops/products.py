@@ -81,7 +81,7 @@ class ProductResult:
         return self.ratio is not None and self.ratio < LOSS
 
     def __str__(self) -> str:
-        """What was measured, for people."""
+        """Describe the measurement for people."""
         height, cols = self.product.shape
         return f"{self.product.name} {height}x{cols}, {self.rows} rows, {self.implementation}"
 

@@ -20,7 +20,7 @@ _MORE_THAN_L2 = 256 << 20
 
 @dataclass(frozen=True)
 class Counted:
-    """What is counted of a model. tokens: of prompts. batches: of decode steps, `context` tokens in each cache, with
+    """The work of a model to count. tokens: of prompts. batches: of decode steps, `context` tokens in each cache, with
     weights in the format of that name."""
 
     model: str
@@ -49,7 +49,7 @@ def _parts(model: str, tokens: int) -> list[Part]:
 
 @torch.inference_mode()
 def main(asked: Counted) -> None:
-    """What runs under ncu: each part once for warming up, then once in a range, with an L2 cache that lacks it."""
+    """Run each part under ncu: once for warming up, then once in a range, with an L2 cache that lacks it."""
     device, config = torch.device("cuda", 0), find_config(asked.model)
     elsewhere = torch.zeros(_MORE_THAN_L2 // 4, dtype=torch.int32, device=device)
 

@@ -150,7 +150,7 @@ def make_steps_ready(
 def blank_step(
     model: str, config: ModelConfig, batch: int, context: int, weights: str, device: torch.device
 ) -> StreamedModel | None:
-    """What load_step returns, but with weights that are all zero: for what does not depend on them, in no time."""
+    """Return load_step's model with all-zero weights, in no time: for measurements that do not depend on them."""
     if not runs_as_wave(model, config, batch, device):
         return None
     how = _options(batch, context, weights, device)

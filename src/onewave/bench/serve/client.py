@@ -45,7 +45,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str, api_key: str | None = None, *, timeout: float = 600.0) -> "Endpoint":
-        """Of http[s]://host[:port][/path], with /v1 at its end or without. Raises InvalidArgumentError."""
+        """Parse http[s]://host[:port][/path], with /v1 at its end or without. Raises InvalidArgumentError."""
         allowed = "http://HOST:PORT, or https://"
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -193,7 +193,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncG
 
 
 def message_of(text: bytes) -> str:
-    """What an error's body says."""
+    """Return the message in an error's body."""
     try:
         found = json.loads(text)
         return str(found["error"]["message"])[:_MAX_MESSAGE]

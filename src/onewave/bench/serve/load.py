@@ -44,7 +44,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Limits:
-    """What makes an answer good, in seconds; None: no limit. token: of the time between tokens, on average."""
+    """Latency limits of a good answer, in seconds; None: no limit. token: of the mean time between tokens."""
 
     first: float | None = None
     token: float | None = None
@@ -109,7 +109,7 @@ class LevelResult:
 
     @property
     def cached_share(self) -> float | None:
-        """Of prompt tokens; None where the server does not say."""
+        """The share of prompt tokens that were cached; None where the server does not say."""
         known = [(a.cached_tokens, a.prompt_tokens) for a in self.done if a.cached_tokens is not None]
         total = sum(prompt for _, prompt in known)
         return sum(cached for cached, _ in known) / total if total else None
@@ -157,7 +157,7 @@ def percentile(samples: list[float], at: float) -> float:
 
 
 def summary_of(samples: list[float]) -> Summary | None:
-    """Of at least one sample."""
+    """Summarize the samples; None without any."""
     return summarize(samples) if samples else None
 
 
@@ -208,7 +208,7 @@ async def run_level(
 
 
 async def _host_times(endpoint: Endpoint) -> EngineLoad:
-    """What decode steps took of the server's host so far, by onewave's own metrics; nothing where it has none."""
+    """Return the decode steps and their host time so far, by onewave's own metrics; empty where the server has none."""
     try:
         text = await endpoint.text("/metrics")
     except RequestFailed:

@@ -1,4 +1,4 @@
-"""What a load asks: conversations of one or more turns, the same in every run."""
+"""A load's requests: conversations of one or more turns, the same in every run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORDS = (
 
 @dataclass(frozen=True)
 class Workload:
-    """What is asked of a server.
+    """The shape of the requests to a server.
 
     api: completions (prompts are token ids below `vocab_size`) or chat (words). input_len: tokens of a turn, or words.
     shared_len: as much again before the first turn, the same in all conversations (shared-prefix). turns: of a
@@ -50,12 +50,12 @@ class Workload:
 
     @property
     def path(self) -> str:
-        """Of its API."""
+        """The URL path of its API."""
         return APIS[self.api]
 
     @property
     def num_turns(self) -> int:
-        """Of each conversation."""
+        """Turns of each conversation."""
         return self.turns if self.data == "multi-turn" else 1
 
     def conversations(self, count: int, name: str) -> Iterator[Conversation]:
@@ -96,7 +96,7 @@ class Conversation:
         return body | {"messages": [*self.said, self._asked()]}
 
     def after(self, answer: str) -> Conversation | None:
-        """What is left after an answer; None at the end."""
+        """Return the rest of the conversation after an answer; None at the end."""
         if len(self.turns) == 1:
             return None
         if self.workload.api == "chat":

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from onewave.bench.engine.latency import Result
     from onewave.engine.llm import LLM
 
-# What takes longer on a CPU is announced.
+# Runs that may take longer on a CPU are announced.
 _LONG_S = 10.0
 _COLUMNS = ("test", "decoding", "batch", "t/s", "ms/token", "GB/s", "of ceiling")
 
@@ -90,7 +90,7 @@ def latency(
             failed = error if isinstance(error, OnewaveError) else CapacityError("bench latency", got="no memory left")
             break
         llm.close()
-    # What was measured before is kept.
+    # Results measured before the error are kept.
     if failed is not None and not results:
         raise failed
     assert llm is not None

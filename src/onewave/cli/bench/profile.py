@@ -198,7 +198,7 @@ def _device() -> torch.device | None:
 
 
 def _known_gpu(device: torch.device) -> GPU:
-    """What is known of the GPU, with its own number of SMs."""
+    """Return the known figures of the GPU, with its own number of SMs."""
     import torch
 
     from onewave.base.device import num_sms

@@ -1,4 +1,4 @@
-"""What the bench commands share: their options, saying what runs, the ledger, and how results are shown.
+"""Shared parts of the bench commands: their options, saying what runs, the ledger, and how results are shown.
 
 A command that is killed has said what it was at: each stage is a line on stderr as it begins (`show_status`), each row
 is printed, and its ledger lines are appended, as it is measured (`Rows`).
@@ -160,7 +160,7 @@ def open_llm(asked: options.ModelOptions, **more: Any) -> session.Opened:
 
 
 def host_line(host_us: Mapping[str, float]) -> str:
-    """What a decode step takes of the host's time, in words; together what no model's launch or reader takes."""
+    """Return a decode step's host time in words, with the sum of the parts that are no model's launch or reader."""
     own = sum(host_us.get(part, 0.0) for part in ("scheduler", "sampling", "detokenising"))
     parts = ", ".join(f"{part} {us:.0f}" for part, us in host_us.items())
     return f"host a step: {parts} us; scheduler, sampling and detokenising {own:.0f}"

@@ -34,7 +34,7 @@ class _Server:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is asked of it; see Workload."""
+    """The options of the workload; see Workload."""
 
     api: Annotated[str, typer.Option("--api", help="completions (token ids) or chat (words).")] = "completions"
     data: Annotated[str, typer.Option("--data", help="random, shared-prefix or multi-turn.")] = "random"

@@ -186,7 +186,7 @@ def wave(
             failed = (
                 error if isinstance(error, OnewaveError) else CapacityError("bench wave", got="no memory for a case")
             )
-    # What was measured before is shown first.
+    # Results measured before the error are shown first.
     if failed is not None and not shown.steps:
         raise failed
     parts: list[Table | str] = [ceiling_line(ceiling, 0), *notes]
@@ -225,7 +225,7 @@ def _load(
 
 
 class _Shown:
-    """What is measured of a model, as it is: rows, and the same as JSON has it. named: the model and its dtype."""
+    """Results of a model as they are measured: rows, and the same as JSON has it. named: the model and its dtype."""
 
     def __init__(self, out: Results, device: torch.device, title: str, named: tuple[str, str]) -> None:
         columns = ("path", "batch", "context", "ms/token", "GB/s", "of ceiling", "us/hop", "self-check")

@@ -6,7 +6,7 @@ from typing import Any
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError
 
-# What stands in quotes is the user's own.
+# Text in quotes is the user's own.
 _QUOTED = r"""(?<!\w)'[^']*'|(?<!\w)"[^"]*\""""
 
 

@@ -163,7 +163,7 @@ def _timed(name: str, seconds: dict[str, float]) -> Generator[None]:
 
 
 def _file_of(out: Path, lowered: TaskTable, launch: WaveProgram | None) -> bytes:
-    """What is written, by the file's name."""
+    """Return the bytes to write, in the format that the file's name asks for."""
     if out.suffix == ".npz":
         if launch is None:
             allowed = "decode in the order, on the queues and by the policy that it is launched with"

@@ -287,8 +287,8 @@ def _bounds_of(program: Program, built: Built, machine: Machine, *, at_once: int
     sizes, shape = read_sizes(program.program, program.sizes or []), program.shape()
     # Every lane keeps its private caches, though in serial mode one lane computes at a time.
     capacity = sum(level.capacity * (machine.lanes if level.private else 1) for level in machine.levels)
-    # What a lane holds in registers, outside every cache, is fast memory all the same: accumulators, of attention all
-    # that it works on.
+    # Registers of a lane lie outside every cache but are fast memory all the same. They hold accumulators; for
+    # attention, all that it works on.
     if program.program == "attention":
         seq_q, seq_k, heads, head_dim = sizes
         rows, keys = (shape.tile or (128, 128))[:2]

@@ -1,4 +1,4 @@
-"""What several `onewave tiles` commands print and read: times, bounds, traces, rejections."""
+"""Tables and files that several `onewave tiles` commands print and read: times, bounds, traces, rejections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request's output has to look like, checked when it is written down. No torch, no llguidance."""
+"""Constraints on a request's output, checked when they are written down. No torch, no llguidance."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -53,11 +53,11 @@ _log = logging.getLogger("onewave")
 PLAIN_TYPES = {"BF16", "F16", "F32", "F64"}
 """Types of stored tensors that are not quantised."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# What float16 rounds to infinity: from half way between its largest number and what would be the next one.
+# The smallest number that float16 rounds to infinity: half way from its largest to what would be the next one.
 _HALF_ENDS = 65520.0
 # Beyond this, threads only wait for the same disk.
 _MAX_THREADS = 8
-# What is stacked, row below row, into each matrix of a layer.
+# Matrices that are stacked, row below row, into each matrix of a layer.
 _MATRICES = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 
 
@@ -431,7 +431,7 @@ class ModelParts:
 
 
 def _kind_of(block: QuantizedRows | None) -> tuple[str, bytes] | None:
-    """What neighbours of one piece have in common."""
+    """Return the qtype and columns that neighbours of one piece share; None for a dense block."""
     if block is None:
         return None
     return block.qtype, b"" if block.columns is None else block.columns.tobytes()

@@ -28,7 +28,7 @@ _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES
 def resolve_load(
     asked: EngineOptions, config: ModelConfig, *, device: torch.device, decode: str, settings: Settings
 ) -> LoadOptions:
-    """What the options mean for a model on a device. decode: of choose_decode.
+    """Resolve the options for a model on a device. decode: of choose_decode.
 
     Raises InvalidArgumentError, UnsupportedError.
     """
@@ -136,8 +136,11 @@ def check_compact(compact: bool | None, quantization: str | None, *, decode: str
 def choose_weight_format(
     quantization: str | None, compact: bool | None, *, dtype: torch.dtype, decode: str
 ) -> WeightFormat | None:
-    """What the wave's weights are kept as: rounded if that was asked for, else compact where they are bfloat16, unless
-    that was not wanted; None: as they are. decode: of choose_decode. Raises InvalidArgumentError, UnsupportedError."""
+    """Choose the format of the wave's weights: rounded if that was asked for, else compact where they are bfloat16,
+    unless that was not wanted; None: as they are. decode: of choose_decode.
+
+    Raises InvalidArgumentError, UnsupportedError.
+    """
     check_compact(compact, quantization, decode=decode, dtype=dtype)
     rounding = find_quantization(quantization)
     may_be = dtype is torch.bfloat16 and decode in _WAVE_PATHS and rounding is None
@@ -163,7 +166,7 @@ def choose_operand_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def choose_max_model_len(given: int | None, config: ModelConfig) -> int:
-    """What was asked for, if the positions reach it; rope scaling by a factor reaches further than max_position says.
+    """Return the length asked for, if the positions reach it; a rope scaling factor reaches further than max_position.
 
     Raises InvalidArgumentError.
     """

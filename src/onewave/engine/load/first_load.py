@@ -1,5 +1,5 @@
-"""What a model's first load does at once: planning the program of its decode step, and compiling all kernels that the
-load then launches.
+"""Does the work of a model's first load side by side: plans the program of its decode step, and compiles all kernels
+that the load then launches.
 
 Programs and kernels of the built-in models' shapes ship with the package, and with them the types of kernels'
 arguments: C compilers make what launches each kernel, while Python still imports. Where they do not ship, what a load

@@ -30,7 +30,7 @@ _KINDS = (
     *(mixed(nibbles, {}) for nibbles in (NIBBLES[128, False], NIBBLES[64, False], NIBBLES[32, True], NESTED)),
     mixed(NIBBLES[128, False], {}, floats=True),
 )
-"""What groups may be like."""
+"""Candidate formats of the quantised groups."""
 # Matrices that are read and unpacked side by side.
 _THREADS = 8
 

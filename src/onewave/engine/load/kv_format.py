@@ -26,7 +26,8 @@ from onewave.weights.store import WeightStore, quote
 
 _log = logging.getLogger("onewave")
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-# Of int8: more cost precision, fewer saturate more of what the text did not show. Of fp8: its range is 2^15 wide.
+# Headroom above the largest value seen. int8: more costs precision, less saturates more of what the text did not show.
+# fp8: its range is 2^15 wide.
 _SPARE = {torch.int8: 1.25, torch.float8_e4m3fn: 4.0}
 # Token ids of the pass where there is no tokenizer to read the text with.
 _NUM_IDS, _ID_STEP = 128, 7919

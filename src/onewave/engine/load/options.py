@@ -100,7 +100,7 @@ class LoadOptions:
 
     @property
     def kv_name(self) -> str:
-        """What keys and values are kept in: a name that LLM's kv_cache_dtype has, or the model's dtype."""
+        """The type of cached keys and values: a name that LLM's kv_cache_dtype has, or the model's dtype."""
         return str(self.dtype).removeprefix("torch.") if self.kv_dtype is None else NAMES_8_BITS[self.kv_dtype]
 
     def positions(self, config: ModelConfig) -> int:

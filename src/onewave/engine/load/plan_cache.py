@@ -40,7 +40,7 @@ SHIPPED = BUILTIN_DIR / "programs"
 LAUNCHERS = _PACKAGE / "wave" / "prebuilt" / "launchers.json"
 """{"launchers": [types of a kernel's arguments], "loads": {launchers_key: numbers of its launchers}}."""
 _DIGEST_BYTES = 32
-# Of some megabytes each; the oldest go.
+# Each file has some megabytes; the oldest go.
 _MAX_FILES = 16
 _UNFINISHED = ".program-"
 # Writing one takes a moment.

@@ -35,7 +35,7 @@ _FORMATS = {
     "fp8": GroupFormat(Code.E4M3, 8, None, number="F32"),
 }
 assert _FORMATS.keys() == ROUNDINGS.keys()
-# Of float32 rows that are rounded together.
+# Bytes of float32 rows that are rounded together.
 _WORKING_BYTES = 64 << 20
 
 

@@ -1,4 +1,4 @@
-"""What rounding a model's weights costs: how far its next-token distributions move on a small text."""
+"""Cost of rounding a model's weights: how far its next-token distributions move on a small text."""
 
 import logging
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a wave has to pass before it is used: its steps beside those of plain operators and of other launches."""
+"""Checks a wave before it is used: its steps beside those of plain operators and of other launches."""
 
 import math
 from collections.abc import Sequence

@@ -29,7 +29,7 @@ from onewave.wave.weights.read_back import ReadBack
 
 # Beyond this, threads only wait for the same disk.
 _THREADS = 8
-# What may lie on the device beside what stays there: 1 GiB, less what else a load takes (rotary angles, kernels' room).
+# Device memory beside what stays there: 1 GiB, less what else a load takes (rotary angles, kernels' room).
 _ROOM_BYTES = (1 << 30) - (192 << 20)
 
 

@@ -87,8 +87,8 @@ class _HostWords:
 
 @dataclass
 class _Bucket:
-    """What passes of one size share. host: two, so that one is written while the other is on its way. graph, logits:
-    from the second pass on."""
+    """State shared by passes of one size. host: two, so that one is written while the other is on its way. graph,
+    logits: from the second pass on."""
 
     words: Tensor
     batch: Batch

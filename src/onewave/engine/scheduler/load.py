@@ -1,4 +1,4 @@
-"""What an engine has to do now, and what its decode steps have taken of the host."""
+"""An engine's current load, and the host time of its decode steps."""
 
 import time
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ launches; tokens handed to their samples and made text; readers told."""
 
 
 class EngineLoad(NamedTuple):
-    """What an engine has to do. used_blocks: the share of KV blocks that sequences hold. num_preempted: since it was
+    """An engine's current load. used_blocks: the share of KV blocks that sequences hold. num_preempted: since it was
     made, sequences that gave up their blocks for others. steps: how many had so many tokens, of prompts or rows.
     decode_steps, host_seconds: of HostTimes."""
 
@@ -30,7 +30,7 @@ class EngineLoad(NamedTuple):
 
 
 class HostTimes:
-    """What decode steps take of the host's time, beside the device's or not. seconds: by part. steps: how many."""
+    """The host time of decode steps, whether or not it overlaps the device's. seconds: by part. steps: how many."""
 
     def __init__(self) -> None:
         self.steps, self.seconds = 0, dict.fromkeys(HOST_PARTS, 0.0)

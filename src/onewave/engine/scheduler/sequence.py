@@ -1,4 +1,4 @@
-"""What is scheduled: a prompt and what grows behind it, with its place in the KV cache. No torch."""
+"""Units of scheduling: a prompt and its generated tokens, with their place in the KV cache. No torch."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class Scheduled:
 
 @dataclass(frozen=True)
 class PassLimits:
-    """Of one prompt pass. whole: prompts are not cut into chunks."""
+    """The limits of one prompt pass. whole: prompts are not cut into chunks."""
 
     max_tokens: int
     max_prompts: int
@@ -72,7 +72,7 @@ class PassLimits:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What the next step does: a prompt pass, or a decode step of `rows`.
+    """The plan of the next step: a prompt pass, or a decode step of `rows`.
 
     chunks: prompts of the pass, and how many tokens of each. rows: the same tuple as long as the rows are the same.
     copies: blocks to copy first, (from, to), in this order. entries: of the block table, (slot, place, block), to write

@@ -333,7 +333,7 @@ def _literals(tree: nodes.Template) -> str:
 
 
 def _content_in(tree: nodes.Template) -> Callable[[nodes.Node | None], bool]:
-    """What says of a template's expressions whether they are a message's content."""
+    """Return a test of whether a template's expression is a message's content."""
 
     def is_content(node: nodes.Node | None) -> bool:
         if isinstance(node, nodes.Filter):

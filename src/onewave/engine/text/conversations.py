@@ -10,7 +10,7 @@ from onewave.engine.arguments import flag
 
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]
-# What a template is called with besides, or what has an argument of its own.
+# Names that a template is called with besides, or that have an argument of their own.
 _NOT_VARIABLES = ("messages", "add_generation_prompt", "continue_final_message", "self")
 
 

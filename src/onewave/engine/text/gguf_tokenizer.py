@@ -68,7 +68,7 @@ class PreTokenizer:
     add_bos: bool = False
 
 
-# Of characters: real ones end at a few hundred, and every way to split one in two is looked at.
+# Limit in characters: real tokens end at a few hundred, and every way to split one in two is looked at.
 _LONGEST_TOKEN = 4096
 # Limits of a sentencepiece vocabulary: merges grow with the square of a token's length if every prefix is a token.
 # 256,000 tokens of five characters that split everywhere make a million merges of five million characters.

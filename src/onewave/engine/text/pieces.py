@@ -1,4 +1,4 @@
-"""What each token id stands for, as bytes.
+"""The bytes that each token id stands for.
 
 Both kinds of vocabulary that LLaMA-family models use spell bytes: byte-level BPE writes every byte as one printable
 character, sentencepiece writes a space as U+2581 and what it has no piece for as `<0xXX>`. Text is made by joining

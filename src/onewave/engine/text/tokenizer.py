@@ -28,7 +28,7 @@ _CALLERS_TEMPLATES = 8
 _NO_CHARACTER = "\U0005fffe"  # which Unicode reserves: no vocabulary has it
 # Characters from which on an encoding takes longer than other threads are to wait, some milliseconds.
 _LONG_TEXT = 10_000
-# Of transformers' apply_chat_template, what shapes a batch of tensors.
+# Arguments of transformers' apply_chat_template that shape a batch of tensors.
 _NOT_APPLIED = ("padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask")
 
 
@@ -127,7 +127,7 @@ class Tokenizer:
 
     def _checked(self, ids: object) -> list[int]:
         found = cast("list[Any]", items("token ids", ids, "a list of token ids"))
-        # Of a long list these loops run in C; what they don't let through is looked at one by one.
+        # These loops run in C, for long lists; ids that they don't let through are checked one by one.
         if not found or (set(map(type, found)) == {int} and min(found) >= 0 and max(found) < self.vocab_size):
             return found
         for token_id in found:
@@ -187,7 +187,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> tuple[str, list[int]]:
-        """What render_chat and encode_chat return, of one rendering. Arguments and errors as there.
+        """Return the results of render_chat and encode_chat from one rendering. Arguments and errors as there.
 
         continue_final_message: end where the last message's text ends.
         """
@@ -340,7 +340,7 @@ class Tokenizer:
 
     @property
     def parts(self) -> TokenizerParts:
-        """What this was made of."""
+        """The parts that the tokenizer was made of."""
         return self._parts
 
     @cached_property

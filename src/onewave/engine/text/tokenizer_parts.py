@@ -1,4 +1,4 @@
-"""What a tokenizer is made of, whichever file it came from."""
+"""The parts of a tokenizer, whichever file it came from."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager

@@ -161,7 +161,7 @@ class Traced(str):
 
 
 class TracedMarkup(Markup):
-    """What the filter `safe` makes of a string: it escapes what it is added to, and keeps its writers in sums."""
+    """The result of the filter `safe` for a string: it escapes what it is added to, and keeps its writers in sums."""
 
     __slots__ = ("writers",)
     writers: bytes
@@ -236,7 +236,7 @@ class _CodeGenerator(CodeGenerator):
 
 
 class _Formatter(SandboxedFormatter):
-    """What str.format does, a field at a time."""
+    """A formatter that works as str.format does, a field at a time."""
 
     def fill(self, text: Traced, args: Any, kwargs: Any) -> str:
         """Fill the fields in. What stands between them counts as the least trusted writer's of it all."""

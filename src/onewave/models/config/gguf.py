@@ -163,7 +163,7 @@ def _dtype(general: Fields) -> str:
 
 
 def _eos_token_ids(general: Fields, vocab_size: int) -> tuple[int, ...]:
-    """Of ids that there are: converters write -1 or 2^32 - 1 for "none"."""
+    """Return the end-of-sequence ids that exist: converters write -1 or 2^32 - 1 for "none"."""
     keys = (f"tokenizer.ggml.{key}_token_id" for key in ("eos", "eot", "eom"))
     return tuple(dict.fromkeys(token for key in keys for token in general.token_ids(key, below=vocab_size)))
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 MAX_HEAD_DIM = 256
-"""Of the head dimensions that attention takes, even numbers; a GPU takes multiples of 8."""
+"""The largest head dimension that attention takes. All are even numbers; a GPU takes multiples of 8."""
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def _compressed_tensors(section: Fields) -> Scheme:
 
 
 def _activations(group: Fields, weights: Fields) -> Activations | str | None:
-    """What one group of compressed-tensors' config asks of activations, in words where that is not done.
+    """Return the activations that one group of compressed-tensors' config asks for, in words where unsupported.
 
     A scale for all tokens of a batch becomes one for each, which the batch does not change; vLLM does so, too.
     """
@@ -181,7 +181,7 @@ def _activations(group: Fields, weights: Fields) -> Activations | str | None:
 
 
 def _one_of(asked: list[Activations | str | None]) -> tuple[Activations | None, str | None]:
-    """What all groups ask for, or in words what is not done."""
+    """Return the activations that all groups ask for, or in words what is unsupported."""
     if len(set(asked)) > 1:
         return None, "something else in each group of modules"
     only = asked[0] if asked else None
@@ -189,7 +189,7 @@ def _one_of(asked: list[Activations | str | None]) -> tuple[Activations | None, 
 
 
 def _weights(weights: Fields, *, packed: bool) -> tuple[int, Sharing]:
-    """What one group of compressed-tensors' config says of its matrices."""
+    """Return the bits and the sharing of scales of one group's matrices in compressed-tensors' config."""
     kind = weights.text("type") or "int"
     bits = _bits(weights, "num_bits")
     if kind not in ("int", "float") or (kind == "float" and (bits != 8 or packed)) or (bits == 4 and not packed):
@@ -242,4 +242,4 @@ _METHODS: Mapping[str, Callable[[Fields], Scheme]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fbgemm_fp8,
 }
-"""What is read, by quant_method; others (bitsandbytes, aqlm, ...) are refused by that name."""
+"""Readers by quant_method; others (bitsandbytes, aqlm, ...) are refused by that name."""

@@ -11,7 +11,7 @@ from onewave.ops import checks
 from onewave.ops.choice import Call
 from onewave.ops.decode_attention.caches import cache_shape
 
-# What the registered operator takes, in the order of AppendCall's fields.
+# Schema of the registered operator, its arguments in the order of AppendCall's fields.
 SCHEMA = (
     "(Tensor qkv, Tensor? rotary, Tensor(a2!) k_cache, Tensor(a3!) v_cache, Tensor slots, Tensor positions, "
     "SymInt num_heads, Tensor? bias=None, Tensor? q_norm=None, Tensor? k_norm=None, float eps=1e-6, "

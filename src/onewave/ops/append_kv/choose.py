@@ -1,4 +1,4 @@
-"""What runs a call of append_kv: the Triton kernel on a GPU, compiled loops or PyTorch on a CPU."""
+"""Chooses the implementation of append_kv: the Triton kernel on a GPU, compiled loops or PyTorch on a CPU."""
 
 import math
 from dataclasses import dataclass

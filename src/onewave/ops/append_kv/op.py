@@ -90,8 +90,8 @@ def append_kv(
     return load(_NAME, choice.module).run(call, choice)
 
 
-# What runs calls of the plain form that were checked. A layer of a small model takes tens of microseconds on a CPU, and
-# all checks together a quarter of that; looking a call up takes a tenth of the checks.
+# Choices for calls of the plain form that were checked. A layer of a small model takes tens of microseconds on a CPU,
+# and all checks together a quarter of that; looking a call up takes a tenth of the checks.
 _seen: Kept[Choice] = Kept()
 
 

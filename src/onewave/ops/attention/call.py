@@ -11,7 +11,7 @@ from onewave.ops.choice import Call
 
 _EXTRAS = "Tensor? sinks, Tensor? alibi_slopes, Tensor? bias"
 _OPTIONS = "float scale, SymInt? left, SymInt? right, bool top_left, float? softcap"
-# What the registered operators take, in the order of AttentionCall.flat.
+# Arguments of the registered operators, in the order of AttentionCall.flat.
 DENSE_SCHEMA = f"Tensor q, Tensor k, Tensor v, {_EXTRAS}, {_OPTIONS}, str backend"
 PACKED_SCHEMA = (
     "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "

@@ -1,4 +1,4 @@
-"""What attention accepts: ranks, shapes, dtypes, devices and strides, checked before anything runs."""
+"""Checks attention's arguments before anything runs: ranks, shapes, dtypes, devices and strides."""
 
 from itertools import pairwise
 

@@ -236,7 +236,7 @@ def packing_of(asked: Asked, queries: int, keys: int, pages: tuple[Tensor, Tenso
 
 
 def options_of(asked: Asked, head_dim: int) -> Options:
-    """What a question says beside tensors."""
+    """Return the options that a question states beside its tensors."""
     given = asked.given(*OPTIONS)
     if given.get("softcap") is True:
         given["softcap"] = 1.0

@@ -25,7 +25,7 @@ Window = int | Sequence[int | None]
 
 @dataclass(frozen=True)
 class Options:
-    """What a call asks for beside its tensors.
+    """The options of an attention call beside its tensors.
 
     A query at place p sees the keys p - left .. p + right; None means without end on that side. Query i stands at place
     i + Sk - Sq, or at place i where top_left is set.

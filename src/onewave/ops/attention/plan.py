@@ -1,4 +1,4 @@
-"""What the choice of an attention kernel reads of a call, and what it gives."""
+"""The facts of a call that decide its attention kernel, and the resulting choice."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

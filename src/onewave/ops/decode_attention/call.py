@@ -13,7 +13,7 @@ from onewave.ops.decode_attention.caches import CacheShape, cache_shape
 
 CPU_TAKES = "one query a row, float32, an unpacked cache, no extras"
 MAX_QUERIES = 8
-# What the registered operators take, in the order of DecodeCall.flat.
+# Arguments of the registered operators, in the order of DecodeCall.flat.
 SCHEMA = (
     "Tensor q, Tensor k_cache, Tensor v_cache, Tensor seq_lens, Tensor? block_table=None, Tensor? k_scale=None, "
     "Tensor? v_scale=None, Tensor? sinks=None, float? scale=None, SymInt? window=None, float? softcap=None, "

@@ -1,4 +1,4 @@
-"""What runs a call of decode attention: Hopper's kernel, Triton's, compiled loops of a CPU, or the reference."""
+"""Chooses the implementation of decode attention: Hopper's kernel, Triton's, compiled CPU loops, or the reference."""
 
 from dataclasses import dataclass, replace
 from functools import cache

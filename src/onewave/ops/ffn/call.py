@@ -77,7 +77,7 @@ def suits(backend: str, order: str, policy: str) -> bool:
 
 
 def _order_name(backend: str, order: str) -> str:
-    # What follows a colon is for the plan to read; the wave has none of these.
+    # The part after a colon is for the plan to read; the wave has none of these.
     return order if backend == "wave" else order.partition(":")[0]
 
 

@@ -1,4 +1,4 @@
-"""What runs a call of ffn: one launch (wave, chain), two side by side (streams), or products one by one."""
+"""Chooses the implementation of ffn: one launch (wave, chain), two side by side (streams), or products one by one."""
 
 import math
 from dataclasses import dataclass, replace

@@ -18,7 +18,7 @@ With 64 rows, chain was 1 % behind, even and 1 % ahead of two products (ledger/h
 
 
 class Block(NamedTuple):
-    """What was measured: a block of these sizes and dtype on a GPU, by its driver's name (None in a question: any)."""
+    """A measured case: a block of these sizes and dtype on a GPU, by its driver's name (None in a question: any)."""
 
     hidden: int
     intermediate: int
@@ -132,7 +132,7 @@ MEASURED: tuple[Measured, ...] = (
     _h200(32768, 419, 18343.3, 17557.8, 17835.2, 17735.4, None),
 )
 # fmt: on
-"""What is known, without and with a gate."""
+"""The measurements, without and with a gate."""
 
 
 def fastest(rows: int, block: Block) -> str:
@@ -153,7 +153,7 @@ def fastest(rows: int, block: Block) -> str:
 
 
 def table_lines(block: Block) -> tuple[str, ...]:
-    """What is known about a block, a sentence a measured number of rows, losses included."""
+    """Return what is known about a block, a sentence for each measured number of rows, losses included."""
     known = _known(block)
     if not known:
         shape = f"ROWS,{block.hidden},{block.intermediate}{',gated' * block.gated}"

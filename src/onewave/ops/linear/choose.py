@@ -1,4 +1,4 @@
-"""What multiplies by dense weights: our kernels for few tokens on a GPU, PyTorch's matmul for the rest."""
+"""Chooses the kernel for dense weights: our kernels for few tokens on a GPU, PyTorch's matmul for the rest."""
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -19,7 +19,7 @@ _MATMUL = "torch.nn.functional.linear"
 _UNPACKED = because("the matrix is unpacked from its tiles first")
 _ONE_ORDER = because("one chain of wgmma over K: a token's bits do not depend on the tokens beside it")
 GATED_COLUMNS = (64, 128, 256)
-"""Of them those that can be halved between gates and the rest."""
+"""Columns of the tiles that can be halved between gates and the rest."""
 
 _SHARED_BYTES = 226 << 10
 _COMPACT, _LEAST = 3, 7  # FORMATs: compact, and from there on with minima
@@ -105,7 +105,7 @@ class ProductChoice(Counted, Choice):
 
     @property
     def tile(self) -> str:
-        """Of a program."""
+        """The tile, warps and stages of a program."""
         return f"{self.warpgroups * 64} x {self.columns}, {4 * self.warpgroups + 1} warps, {self.stages} stages"
 
 
@@ -135,7 +135,7 @@ class CompactChoice(ProductChoice):
 
     @property
     def tile(self) -> str:
-        """Of a program."""
+        """The tile, warps and stages of a program."""
         return f"{self.warpgroups * 64} x {self.columns}, 12 warps, {self.stages} stages"
 
 
@@ -189,7 +189,7 @@ class PackedChoice(Counted, Choice):
 
     @property
     def tile(self) -> str:
-        """Of a program."""
+        """The tile, warps and stages of a program."""
         return f"{self.tokens} x {self.rows}, {self.rows // 16 + 3} warps, {self.stages} stages"
 
 
@@ -363,7 +363,7 @@ def choose_in_stream(
     x: Tensor, rows: int, tiles: tuple[int, int, int], out_dtype: torch.dtype | None, device: Device,
     *, gated: bool = False,
 ) -> CompactChoice | PackedChoice | None:  # fmt: skip
-    """What multiplies by a matrix of so many rows from its tiles: FORMAT, rows and images. None: it is unpacked."""
+    """Choose the kernel for a matrix of `rows` rows from its tiles: FORMAT, rows and images. None: it is unpacked."""
     if x.dtype is not torch.bfloat16 or x.shape[1] % 8 or device.capability != (9, 0):
         return None
     if not 2 <= len(x) <= max_tile_tokens(*tiles[:2]):

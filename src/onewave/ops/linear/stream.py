@@ -51,7 +51,7 @@ def kept(matrix: StreamMatrix) -> Tensor | None:
 def _choice(
     x: Tensor, matrix: StreamMatrix, out_dtype: torch.dtype | None, *, gated: bool = False
 ) -> CompactChoice | PackedChoice | None:
-    """What runs from the tiles; None where the matrix is unpacked."""
+    """Choose the kernel that runs from the tiles; None where the matrix is unpacked."""
     tiles = None if matrix.stream.keeping else matrix.tiles
     if tiles is None or not x.is_cuda or (matrix.count > 1 and not gated):
         return None

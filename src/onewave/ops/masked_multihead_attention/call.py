@@ -14,7 +14,7 @@ from onewave.ops.decode_attention.caches import cache_shape
 from onewave.ops.decode_attention.call import DecodeCall, Projection
 
 _TENSORS = "Tensor? bias, Tensor? src_mask, Tensor? finished, Tensor? rotary, Tensor? qkv_out_scale, "
-# What the registered operators take behind seq_lens, in the order of MaskedCall.flat.
+# Arguments of the registered operators behind seq_lens, in the order of MaskedCall.flat.
 SCHEMA = (
     f"{_TENSORS}Tensor? out_shift, Tensor? out_smooth, bool interleaved=False, float? out_scale=None, "
     "bool half_away=False, float max_bound=127.0, float min_bound=-127.0, SymInt steps_per_block=128, "

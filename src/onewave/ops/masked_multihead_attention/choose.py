@@ -1,4 +1,4 @@
-"""What runs a call of masked multi-head attention: decode attention's kernels on a GPU, PyTorch elsewhere."""
+"""Chooses what runs masked multi-head attention: decode attention's kernels on a GPU, PyTorch elsewhere."""
 
 import torch
 

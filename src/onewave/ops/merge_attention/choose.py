@@ -1,4 +1,4 @@
-"""What runs a call of merge_attention: the Triton kernel on a GPU, PyTorch elsewhere."""
+"""Chooses the implementation of merge_attention: the Triton kernel on a GPU, PyTorch elsewhere."""
 
 import math
 from dataclasses import dataclass

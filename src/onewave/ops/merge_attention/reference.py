@@ -19,6 +19,6 @@ def merge_attention(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     lse = torch.logsumexp(lses, dim=0)
     # A row without keys in any part: every weight is exp(-inf - 0) = 0.
     weights = torch.exp(lses - lse.masked_fill(lse == float("-inf"), 0.0))
-    # What a part without keys holds does not count: 0 * NaN must not get in.
+    # Values of a part without keys do not count: 0 * NaN must not get in.
     parts = outs.to(exact).masked_fill((lses == float("-inf"))[..., None], 0.0)
     return (weights[..., None] * parts).sum(dim=0).to(outs.dtype), lse

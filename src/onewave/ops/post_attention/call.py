@@ -27,7 +27,7 @@ BACKENDS = ("auto", "chain", "separate", "reference")
 
 @dataclass(frozen=True, eq=False)
 class PostAttentionWeights:
-    """What a decoder layer has behind attention, and the gain of the next layer's first norm (or of the last norm).
+    """A decoder layer's weights after attention, and the gain of the next layer's first norm (or of the last norm).
 
     Matrices are [out, in] and whatever `linear` takes; gate_up stacks gate and up rows. Norms and biases: one row.
     next_matrix: what multiplies the normed rows; if it quantises them by row they may come quantised.

@@ -1,4 +1,4 @@
-"""What runs a call of post_attention: one launch, or an operator after the other."""
+"""Chooses the implementation of post_attention: one launch, or an operator after the other."""
 
 from dataclasses import dataclass
 from functools import lru_cache

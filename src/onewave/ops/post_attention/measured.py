@@ -12,7 +12,7 @@ from onewave.ops.ffn.measured import MARGIN
 
 
 class Layer(NamedTuple):
-    """What was measured: a layer of these sizes and dtype on a GPU, by its driver's name (None in a question: any)."""
+    """A measured case: a layer of these sizes and dtype on a GPU, by its driver's name (None in a question: any)."""
 
     attended: int
     hidden: int

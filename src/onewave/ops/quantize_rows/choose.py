@@ -1,4 +1,4 @@
-"""What runs quantize_rows: a Triton kernel where the GPU rounds to the codes' dtype, PyTorch elsewhere."""
+"""Chooses what runs quantize_rows: a Triton kernel where the GPU rounds to the codes' dtype, PyTorch elsewhere."""
 
 from dataclasses import dataclass
 
@@ -60,7 +60,7 @@ def choose(call: QuantizeCall) -> Choice:
         return _ON_GPU
     whole = max(16, 1 << max(0, call.cols - 1).bit_length())
     warps = 4 if whole <= 4096 else 8 if whole <= 8192 else 16
-    # Of a longer row what is beyond its end would be computed too: 14,336 columns are seven blocks.
+    # A longer row in one block would also compute columns past its end: 14,336 columns are seven blocks.
     block = whole if whole <= 4096 else warps * _THREAD_COLUMNS
     kernel = "quantize_rows/triton_impl.py: quantize_kernel"
     return RowChoice("triton", "triton_impl", kernel, (_WHY,), block, -(-call.cols // block), warps, len(call.x))

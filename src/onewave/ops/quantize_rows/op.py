@@ -15,7 +15,7 @@ from onewave.ops.quantize_rows.choose import QuantizeCall, choose
 
 @dataclass(frozen=True, eq=False)
 class QuantizedRows:
-    """What quantize_rows gives for rows of a dtype, each by its own scale."""
+    """The result of quantize_rows for rows of a dtype, each by its own scale."""
 
     codes: Tensor
     scale: Tensor

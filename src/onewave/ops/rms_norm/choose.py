@@ -1,4 +1,4 @@
-"""What runs rms_norm and add_rms_norm, and the tile of their kernel."""
+"""Chooses the implementation of rms_norm and add_rms_norm, and the tile of their kernel."""
 
 from onewave.ops import rows
 from onewave.ops.choice import Asked, Choice, because

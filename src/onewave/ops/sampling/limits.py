@@ -1,11 +1,11 @@
-"""What a row of a batch is sampled by, and the units that implementations count in."""
+"""The sampling parameters of a batch's row, and the units that implementations count in."""
 
 from typing import NamedTuple
 
 # The largest vocabulary whose cumulative sum of weights up to 2**44 stays within int64.
 MAX_VOCAB = 2**18
 UNIT = 2.0**44
-# What a temperature may divide, and a softmax subtract from itself.
+# The largest logit that a temperature may divide, and a softmax subtract from itself.
 LARGEST_LOGIT = 1e30
 NO_LIMIT = 2**63 - 1
 

@@ -1,4 +1,4 @@
-"""What the sampling operators mean, one row at a time, in plain NumPy float64."""
+"""The sampling operators' reference, one row at a time, in plain NumPy float64."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -14,7 +14,7 @@ from onewave.ops.library import checks_contents
 MAX_COLS = (1 << 17) - 1
 """Columns up to which no sum leaves int32, and up to which float64 holds every sum of e4m3 products exactly."""
 
-# What the registered operator takes, in the order of ScaledCall.flat.
+# Arguments of the registered operator, in the order of ScaledCall.flat.
 SCHEMA = (
     "Tensor x, Tensor weight, ScalarType out_dtype, str backend, Tensor? x_scale, Tensor? weight_scale, Tensor? bias, "
     "Tensor? out_shift, Tensor? out_smooth, float? out_scale=None, bool half_away=False, float max_bound=127.0, "
@@ -27,7 +27,7 @@ NAMES = {torch.int8: "linear_int8", torch.float8_e4m3fn: "linear_fp8"}
 
 
 class Epilogue(NamedTuple):
-    """What becomes of the sums, in this order; see op.linear_int8."""
+    """The steps applied to the sums, in this order; see op.linear_int8."""
 
     x_scale: Tensor | None = None
     weight_scale: Tensor | None = None
@@ -46,7 +46,7 @@ class Epilogue(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """What int8 results are multiplied by before they are rounded: max_bound * out_scale in float32."""
+        """The factor of int8 results before they are rounded: max_bound * out_scale in float32."""
         assert self.out_scale is not None
         return float(torch.tensor(self.max_bound, dtype=torch.float32) * torch.tensor(self.out_scale).float())
 

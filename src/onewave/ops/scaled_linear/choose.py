@@ -1,4 +1,4 @@
-"""What multiplies one-byte operands: Hopper's persistent product, a Triton kernel on other GPUs, loops on a CPU."""
+"""Chooses kernels for one-byte operands: Hopper's persistent product, a Triton kernel on other GPUs, loops on a CPU."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache

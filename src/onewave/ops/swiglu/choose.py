@@ -1,4 +1,4 @@
-"""What runs swiglu, and the tile of its kernel."""
+"""Chooses the implementation of swiglu, and the tile of its kernel."""
 
 from onewave.ops import rows
 from onewave.ops.choice import Asked, Choice, because

@@ -1,1 +1,1 @@
-"""What an answer's text says: its content, its reasoning, its tool calls. No torch, no HTTP."""
+"""Splits an answer's text into content, reasoning and tool calls. No torch, no HTTP."""

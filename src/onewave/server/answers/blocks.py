@@ -38,7 +38,7 @@ class Blocks:
         self._open = False
 
     def push(self, piece: Piece) -> Iterator[BlockEvent]:
-        """What a piece changes."""
+        """Yield the events that a piece causes."""
         if piece.reasoning:
             yield from self._grow("reasoning", piece.reasoning)
         if piece.content:

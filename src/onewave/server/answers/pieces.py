@@ -16,7 +16,7 @@ class CallPart:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a stretch of an answer's text says."""
+    """The content, reasoning and calls in a stretch of an answer's text."""
 
     content: str = ""
     reasoning: str = ""
@@ -33,7 +33,7 @@ class AnswerReader(Protocol):
     """Reads one sample's text as it comes."""
 
     def push(self, text: str, *, last: bool) -> Piece:
-        """What the new text makes certain; `last`: and all that was held back."""
+        """Return the piece that the new text makes certain; `last`: and all that was held back."""
         ...
 
     def finish_reason(self, reason: str) -> str:

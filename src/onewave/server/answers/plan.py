@@ -1,4 +1,4 @@
-"""What a request wants of its answer's form, put together: a thought, then text of some form, or tool calls."""
+"""Plans the form that a request wants of its answer: a thought, then text of some form, or tool calls."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

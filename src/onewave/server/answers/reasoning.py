@@ -8,7 +8,7 @@ from onewave.server.answers.pieces import AnswerReader, Piece
 
 
 class Marks(NamedTuple):
-    """What begins a model's thoughts, and what ends them."""
+    """The marks that begin and end a model's thoughts."""
 
     begin: str
     end: str

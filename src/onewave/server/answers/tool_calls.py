@@ -76,7 +76,7 @@ class ToolReader:
         self._where = "content"
         self._read = {"content": self._read_content, "between": self._read_between, "call": self._read_call}
         self._scanner: CallScanner | PythonScanner | None = None
-        # Of the call under way: the text before its name was given, and whether it was.
+        # State of the call under way: the text before its name was given, and whether it was.
         self._unsure: str = ""
         self._given, self._marked = False, True
         self._num_calls = 0
@@ -127,7 +127,7 @@ class ToolReader:
         return Piece(shown)
 
     def _read_between(self, last: bool) -> Piece:
-        """What stands before a call, or after the last one."""
+        """Read the text before a call, or after the last one."""
         form = self._form
         rest = self._held.lstrip()
         self._unsure += self._held[: len(self._held) - len(rest)]
@@ -205,7 +205,7 @@ class ToolReader:
         return Piece(text)
 
     def _end(self) -> Piece:
-        """What the last text leaves."""
+        """Return the piece that the last text leaves."""
         text = self._unsure + self._held
         if (self._where == "call" and self._given) or not text.strip(self._form.between):
             return Piece()

@@ -11,7 +11,7 @@ from onewave.server.answers.plan import Function, Wanted
 
 @dataclass(frozen=True)
 class Tools:
-    """What the model may call. allowed: names of those that it may call of all that it hears of; None: any.
+    """The tools that the model may call. allowed: names of those that it may call of all that it hears of; None: any.
     named: the one function that it has to. one_call: it may call once.
 
     Raises InvalidArgumentError for what does not fit together.
@@ -45,7 +45,7 @@ class Tools:
         return [{"type": "function", "function": function.described()} for function in self.functions]
 
     def wanted(self, form: StructuredOutputsParams | None) -> Wanted:
-        """What the answer is to be, with a form of its text."""
+        """Return the form and the calls wanted of the answer, given a form of its text."""
         if self.choice == "none" or not self.functions:
             return Wanted(form=form)
         allowed = self.allowed if self.named is None else (self.named,)

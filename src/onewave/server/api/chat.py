@@ -37,7 +37,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
 
 
 async def turn_of(served: Served, body: ChatRequest, request_id: str) -> Turn:
-    """What runs for a request. Raises InvalidArgumentError, TokenizerError."""
+    """Return the turn that runs a request. Raises InvalidArgumentError, TokenizerError."""
     if body.top_logprobs and not body.logprobs:
         raise InvalidArgumentError("top_logprobs", got=str(body.top_logprobs), allowed="with logprobs=true")
     params = body.sampling_params(max_tokens=body.token_limit, logprobs=body.num_logprobs, structured_outputs=None)

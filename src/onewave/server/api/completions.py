@@ -107,7 +107,7 @@ class _Choices:
         self._logprobs = [CompletionLogprobs(served, body.logprobs or 0, skip_special_tokens=skip) for _ in range(n)]
 
     def of(self, step: Step) -> list[dict[str, Any]]:
-        """What a step brought, as choices."""
+        """Return the choices that a step brought."""
         return [self._choice(step.result, delta.output) for delta in step.deltas]
 
     def _choice(self, result: RequestOutput, output: CompletionOutput) -> dict[str, Any]:

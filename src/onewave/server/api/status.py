@@ -43,7 +43,7 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/v1/models", responses={200: {"model": Models}, **ERRORS})
 async def models(request: Request) -> Response:
-    """What is served, under each of its names."""
+    """List the served model under each of its names."""
     served = served_of(request)
     return json_response(Models(data=[_model(served, name) for name in served.names]).model_dump())
 

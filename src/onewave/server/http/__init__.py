@@ -1,1 +1,1 @@
-"""What stands between a socket and the endpoints: limits, keys, errors, event streams, logs, the process's life."""
+"""The layer between a socket and the endpoints: limits, keys, errors, event streams, logs, the process's life."""

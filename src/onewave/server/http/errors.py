@@ -138,7 +138,7 @@ def _of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(400, message, code="unknown_field", param=unknown[0])
     if any(error["type"] == "json_invalid" for error in errors):
         return _no_json()
-    # Of a field that may have several types: the first mistake for each.
+    # Keep the first mistake for each type where a field may have several.
     firsts = {_branch(error): error for error in reversed(errors)}
     firsts = [error for error in errors if firsts[_branch(error)] is error]
     lines = dict.fromkeys(f"{_place(error) or 'body'}: {str(error.get('msg'))[:200]}" for error in firsts)
@@ -152,7 +152,7 @@ def _no_json() -> ApiError:
 
 
 def _of_headers(request: Request) -> ApiError | None:
-    """What a body that can't be read was sent as, where that is to blame."""
+    """Return the error when the content encoding or type is why a body can't be read; else None."""
     encoding, kind = (request.headers.get(name, "") for name in ("content-encoding", "content-type"))
     if encoding.lower() not in ("", "identity"):
         got, allowed = f"content-encoding: {encoding[:100]}", "the body as it is"

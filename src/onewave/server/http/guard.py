@@ -1,4 +1,4 @@
-"""What stands before every endpoint: request ids, API keys, limits on bodies and headers, and a log line a request."""
+"""Middleware before every endpoint: request ids, API keys, limits on bodies and headers, and a log line a request."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""What bodies have in common."""
+"""Models and fields that bodies have in common."""
 
 from typing import Annotated, Any, Literal, cast
 
@@ -47,7 +47,7 @@ class Generating(Strict):
 
 
 class ErrorBody(BaseModel):
-    """What went wrong. param: the field to blame."""
+    """The error of a failed request. param: the field to blame."""
 
     message: str
     type: str

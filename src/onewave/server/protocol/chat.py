@@ -73,7 +73,7 @@ class TokenLogprob(TopLogprob):
 
 
 class ChatLogprobs(BaseModel):
-    """Of a choice's tokens."""
+    """Log probabilities of a choice's tokens."""
 
     content: list[TokenLogprob] | None
     refusal: None = None
@@ -96,7 +96,7 @@ class ToolCall(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """What the model says. reasoning_content: its thoughts, where it has them apart."""
+    """The model's message. reasoning_content: the model's thoughts, where it has them apart."""
 
     role: Literal["assistant"]
     content: str | None

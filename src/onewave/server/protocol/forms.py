@@ -44,7 +44,7 @@ class StructuredOutputs(Strict):
 
 
 class FormFields(Unread):
-    """Of any request that generates."""
+    """Fields for the answer's form, of any request that generates."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -56,7 +56,7 @@ class FormFields(Unread):
 
     @property
     def form(self) -> StructuredOutputsParams | None:
-        """What the answer's text has to look like. Raises InvalidArgumentError."""
+        """The form that the answer's text must have. Raises InvalidArgumentError."""
         kinds = ("json", "regex", "choice", "grammar")
         guided = {kind: value for kind in kinds if (value := getattr(self, f"guided_{kind}")) is not None}
         found: list[dict[str, Any]] = [guided] if guided else []
@@ -127,7 +127,7 @@ class AllowedChoice(Strict):
 
 
 class ToolFields(FormFields):
-    """Of a request that may call tools."""
+    """Fields of a request that may call tools."""
 
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None

@@ -13,7 +13,7 @@ _MAX_INT = 2**31 - 1
 
 
 class _Block(BaseModel):
-    """What a client may send back as it got it: marks for caches and the like are passed over."""
+    """A block that a client may send back unchanged: marks for caches and the like are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -26,7 +26,7 @@ class TextBlock(_Block):
 
 
 class ThinkingBlock(_Block):
-    """What the model thought before an earlier answer."""
+    """The model's thought before an earlier answer."""
 
     type: Literal["thinking"]
     thinking: str
@@ -42,7 +42,7 @@ class ToolUseBlock(_Block):
 
 
 class ToolResultBlock(_Block):
-    """What came of it."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -120,7 +120,7 @@ class CountRequest(Strict):
 
     @property
     def form(self) -> StructuredOutputsParams | None:
-        """What the text has to look like."""
+        """The form that the text must have."""
         asked = self.output_config.format if self.output_config is not None else None
         return None if asked is None else StructuredOutputsParams(json=asked.schema_)
 

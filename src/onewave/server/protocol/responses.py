@@ -14,7 +14,7 @@ _MAX_INT = 2**31 - 1
 
 
 class _Item(BaseModel):
-    """What a client may send back as it got it: what the server does not read is passed over."""
+    """An item that a client may send back unchanged: fields that the server does not read are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -44,7 +44,7 @@ class FunctionCall(_Item):
 
 
 class FunctionCallOutput(_Item):
-    """What came of it."""
+    """The output of a function call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -59,7 +59,7 @@ class ReasoningText(_Item):
 
 
 class ReasoningItem(_Item):
-    """What the model thought before an earlier answer."""
+    """The model's thought before an earlier answer."""
 
     type: Literal["reasoning"]
     content: list[ReasoningText] | None = None
@@ -155,7 +155,7 @@ class ResponsesRequest(Unread, Generating):
 
     @property
     def form(self) -> StructuredOutputsParams | None:
-        """What the text has to look like. Raises InvalidArgumentError."""
+        """The form that the text must have. Raises InvalidArgumentError."""
         asked = self.text.format if self.text is not None else None
         if asked is None or asked.type == "text":
             return None

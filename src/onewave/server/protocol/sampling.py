@@ -22,7 +22,7 @@ _SAME = (
 
 
 class SamplingFields(FormFields, Generating):
-    """Of any request that generates, by OpenAI's older APIs."""
+    """Sampling fields of any request that generates, by OpenAI's older APIs."""
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None

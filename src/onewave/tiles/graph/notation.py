@@ -42,7 +42,7 @@ _POLICIES = ", ".join(policy for policy in CACHES if policy != "scratchpad")
 
 @dataclass(frozen=True)
 class Notation:
-    """What a text describes. levels: its caches, from the workers outwards; empty where it names none."""
+    """A text's graph and caches. levels: its caches, from the workers outwards; empty where it names none."""
 
     graph: TileGraph
     levels: tuple[CacheLevel, ...]
@@ -85,7 +85,7 @@ class Node:
 
 @dataclass
 class Text:
-    """What has been read so far."""
+    """The part of a notation read so far."""
 
     sizes: dict[str, int] = field(default_factory=dict[str, int])
     operators: dict[str, Operator] = field(default_factory=dict[str, Operator])
@@ -375,7 +375,7 @@ def _build(read: Text, tree: Node) -> TileGraph:
 
 @dataclass
 class Made:
-    """What a walk made. leaves: of every task. groups: each turn of each `par`, with its children's task ids."""
+    """The results of a walk. leaves: of every task. groups: each turn of each `par`, with its children's task ids."""
 
     leaves: list[Node] = field(default_factory=list[Node])
     groups: list[tuple[Node, list[Range]]] = field(default_factory=list[tuple[Node, list[Range]]])

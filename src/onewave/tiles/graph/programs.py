@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProgramOptions:
-    """What shapes a program besides its sizes. tile: (rows, columns, K step); None for the program's own default."""
+    """The options of a program besides its sizes. tile: (rows, columns, K step); None for the program's own default."""
 
     tile: tuple[int, int, int] | None = None
     dtype: str = "bf16"

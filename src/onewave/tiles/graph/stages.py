@@ -60,7 +60,7 @@ def subgraph(graph: TileGraph, ids: Ints) -> TileGraph:
 
 @dataclass(frozen=True)
 class PartTraffic:
-    """What a part of a graph moves when it runs on its own in `order`: bytes loaded and stored."""
+    """The bytes that a part of a graph loads and stores when it runs on its own in `order`."""
 
     order: str
     loads: int

@@ -90,7 +90,7 @@ def accumulate_first_column(graph: TileGraph) -> Ints:
 
 
 def bpt(graph: TileGraph) -> Ints:
-    """What comes before attention first, then a row block's projection and FFN as soon as its attention ends.
+    """Order tasks before attention first, then a row block's projection and FFN as soon as its attention ends.
 
     A graph without a phase "attention" is treated as if all of it came after. Source: Liu & Abbeel 2023,
     arXiv:2305.19370.

@@ -28,7 +28,7 @@ BEING_WRITTEN = -2  # less the version that is written
 
 @dataclass(frozen=True)
 class Interpretation:
-    """What became of the runs. All arrays are [runs].
+    """The outcomes of the runs. All arrays are [runs].
 
     finished: every task ran and no worker is left waiting. stuck: no worker could take a turn, yet tasks are left.
     Neither: max_turns ran out. wrong: a task read, or found in what it wrote, something else than it should have.
@@ -49,8 +49,9 @@ class Interpretation:
 
 @dataclass(frozen=True)
 class Expected:
-    """What rows one after the other leave. A version is row * tiles + tile, or -1 for what was there at first.
+    """The versions that rows leave when they run one after the other.
 
+    A version is row * tiles + tile, or -1 for what was there at first.
     versions: [operands], of its tile: what a read must find, what a write leaves. last: [slots], at the end.
     """
 

@@ -173,7 +173,7 @@ def _space(hunt: Hunt) -> Any:
 
 
 def _first_bound(hunt: Hunt) -> int:
-    """What is known before any search."""
+    """Return the lower bound on loads that is known before any search."""
     if hunt.rows * hunt.cols > MAX_STATES_OF:
         return pair_bound(hunt.rows, hunt.cols, hunt.capacity)
     space = _space(hunt)

@@ -1,4 +1,4 @@
-"""What a search for the least panel traffic walks through: states (undone tiles, resident panels), and their moves.
+"""State spaces of a search for the least panel traffic: states (undone tiles, resident panels), and their moves.
 
 Tiles are bits of one integer, row-major; panels are numbered as in tiles/search/panels.py, rows first. Both spaces
 start with tile (0, 0) done. Loads do not depend on how rows or columns are numbered, so any other start is a matter of
@@ -209,7 +209,7 @@ class BeladySpace(Grid):
                         yield self.arrive(undone, after, rows | 1 << row, cols | 1 << col, 2)
 
     def kept(self, state: BeladyState, victims: int, narrow: bool) -> Iterator[tuple[int, int]]:
-        """What stays resident after making room: everything, or all but one of each kind of panel."""
+        """Yield the panels that stay resident after making room: everything, or all but one of each kind of panel."""
         undone, rows, cols = state
         if victims <= 0:
             yield rows, cols

@@ -37,7 +37,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class CacheResult:
-    """What a cache did.
+    """The hits, loads and evictions of a cache.
 
     hit: bool per access. loaded: bool per access, a read that missed. evicted_at: the access that pushed a tile out, or
     len(hit) for the flush at the end; evicted_tile: its number; evicted_dirty: whether it had to be stored.
@@ -169,7 +169,7 @@ def lru(run: Dense, capacity: int) -> None:
             continue
         missed.append(place)
         used += size[tile]
-        # What the running group has touched is the most recent, so it goes last of itself.
+        # The running group's tiles are the most recent, so they go last by themselves.
         while used > capacity:
             victim, dirty = resident.popitem(last=False)
             used -= size[victim]

@@ -1,4 +1,4 @@
-"""What moving a byte and doing an operation cost in energy: rough figures, to compare orders with."""
+"""Energy costs of moving a byte and of doing an operation: rough figures, to compare orders with."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a simulation knows beyond times: bytes per level and tensor, hits, waves, energy."""
+"""Figures of a simulation beyond times: bytes per level and tensor, hits, waves, energy."""
 
 from __future__ import annotations
 

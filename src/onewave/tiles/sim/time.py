@@ -123,7 +123,7 @@ class Lanes:
             heapq.heappush(self.memory_ends, (self.moved + need / self.speeds[self.lane[task]], task))
 
     def take_ahead(self, lane: int, need: float) -> float:
-        """Of a task's bytes, those that its lane has read already."""
+        """Take the bytes of a task that its lane has read already."""
         waited = (self.now - self.streamed[lane]) * self.share * self.speeds[lane]
         self.streamed[lane] = self.now
         found = min(self.max_ahead, self.ahead[lane] + waited)

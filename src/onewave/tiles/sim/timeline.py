@@ -102,7 +102,7 @@ def stage_of(phase: str) -> str:
 
 
 def _mean(layers: list[StageTime]) -> StageTime:
-    """Of a stage's layers, but for the first two if there are more."""
+    """Return the mean times of a stage's layers, without the first two if there are more."""
     counted = layers[2:] if len(layers) > 2 else layers
 
     def mean(name: str) -> float:

@@ -17,7 +17,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the caches did. requested: bytes per level and task id, outermost caches last, int64 [levels, tasks].
+    """The traffic of the caches. requested: bytes per level and task id, outermost caches last, int64 [levels, tasks].
 
     from_memory: bytes per task id that the last level moved to or from memory for it, int64 [tasks]; the flush at the
     end belongs to no task. loaded, stored: bytes through the last level in all, the flush included.

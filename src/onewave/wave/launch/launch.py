@@ -64,7 +64,7 @@ def check_launch(what: str, device: torch.device, workers: int, activation: str 
 
 @dataclass(frozen=True)
 class AttentionSetup:
-    """What a decode step's attention needs beside its program. The caches have the weights' dtype.
+    """The inputs of a decode step's attention beside its program. The caches have the weights' dtype.
 
     embedding: [rows, hidden], where the step's tokens say. vocab: logits of a sequence. rotary: makes float32
     [positions, head_dim], cosines then sines, of at least as many positions. biases: float32 [n]. q_norm, k_norm:

@@ -293,7 +293,7 @@ class WeightStream:
 
     @cached_property
     def _list_lengths(self) -> Tensor:
-        """Of each matrix's tiles, in turn."""
+        """The list length of each matrix's tiles, in turn."""
         assert self.lists is not None
         return self.lists[:, 0][self._places.long()]
 

@@ -129,7 +129,7 @@ def _copy(read: Callable[[int], bytes], file: BinaryIO, limit: int, report: Repo
     return digest.hexdigest()
 
 
-# What the cache holds.
+# Files in the cache.
 
 
 def _stamp_path(path: Path) -> Path:
@@ -192,7 +192,7 @@ def _sync_directory(directory: Path) -> None:
             os.close(handle)
 
 
-# What can go wrong with a disk.
+# Disk errors.
 
 
 def _needed_bytes(model: WheelModel) -> int:

@@ -10,7 +10,7 @@ _FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin
 
 
 def adapter_error(where: str) -> UnsupportedError:
-    """What to raise for an adapter in place of a model."""
+    """Return the error for an adapter in place of a model."""
     return UnsupportedError(
         where,
         got="a LoRA adapter alone",

@@ -34,7 +34,7 @@ _NUMBERS = {"F16": "F16", "BF16": "BF16", "F32": "F32"}
 
 @dataclass(frozen=True)
 class Names:
-    """What a packing calls its parts. main: holds the codes. needed: must be there. other: may be there; what is not
+    """A packing's names of its parts. main: holds the codes. needed: must be there. other: may be there; what is not
     read (of activations that stay in 16 bits or more) counts too. or_scale: another name of the scale."""
 
     main: str

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from onewave.models.config.model_config import ModelConfig
 
 
-# Of the steps that tiles are for, with --rows: for one sequence the engine keeps matrices unpacked.
+# Default sequences, with --rows, of the steps that tiles are for: for one sequence the engine keeps matrices unpacked.
 _SEQUENCES = 16
 
 
@@ -191,7 +191,7 @@ def _refuse_step_options(call: typer.Context, operator: str) -> None:
 
 
 def _attention_dtype(dtype: str, device: str) -> tuple[torch.dtype, torch.device]:
-    """What attention is measured in: bfloat16 on a GPU, float32 on a CPU, unless a type is named."""
+    """Return attention's dtype and device: bfloat16 on a GPU, float32 on a CPU, unless a type is named."""
     from onewave.engine.load.choices import choose_device, choose_operand_dtype
 
     where = choose_device(device)

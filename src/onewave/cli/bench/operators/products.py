@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ManyRows:
-    """What is asked of the product of many rows."""
+    """The options of the product of many rows."""
 
     rows: Annotated[
         str | None,

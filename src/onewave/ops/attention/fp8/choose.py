@@ -1,4 +1,4 @@
-"""What runs attention in float8: the Hopper kernel, or attention of dequantised copies. See ops/choice.py."""
+"""Chooses what runs attention in float8: the Hopper kernel, or attention of dequantised copies. See ops/choice.py."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -32,7 +32,7 @@ def choose(call: Fp8Call) -> AttentionChoice:
     facts = None if call.on_cpu else facts_of(call)
     reason = "tensors on a CPU" if facts is None else _refusal(facts)
     if facts is not None and reason is None:
-        # Of packed sequences all that the host knows is how many keys they have together.
+        # The host knows only the total number of keys of packed sequences.
         facts = facts if call.packed is None else facts._replace(num_keys=call.k.shape[0])
         return _on_hopper(facts, with_lse=call.with_lse)
     if call.backend == "gluon":
@@ -54,7 +54,7 @@ def _refusal(facts: Facts) -> str | None:
 
 
 def _of_copies(call: Fp8Call) -> AttentionChoice:
-    """What attention chooses for dequantised copies."""
+    """Return attention's choice for dequantised copies."""
     # float16 would not hold what legal scales make of float8.
     dtype = torch.float32 if call.on_cpu else torch.bfloat16
     q, k = empty_on_meta(call.q.shape, dtype), empty_on_meta(call.k.shape, dtype)

@@ -1,4 +1,4 @@
-"""What becomes of a row's partial results, in Triton: their merge, and the finished row."""
+"""Merges a row's partial results and finishes the row, in Triton."""
 
 from __future__ import annotations
 

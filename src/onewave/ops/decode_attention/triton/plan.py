@@ -12,7 +12,7 @@ _PROGRAMS_PER_ROW = 128
 # long as two tiles, so longer splits may be twice as many (docs/log/decode-attention.md).
 _MAX_SHORT_TILES = 4
 _SMALLEST_SPLIT, _LARGEST_SPLIT = 64, 2048
-# Of keys and values that a program asks for while it still works on the row before: what it reads in about four
+# Bytes of keys and values that a program requests while it still works on the row before: what it reads in about four
 # microseconds, longer than it takes from one row to the next.
 _BYTES_AHEAD = 128 << 10
 # A partial result's numbers that the program that merges holds in registers at a time.
@@ -25,7 +25,7 @@ _LARGEST_TILE = 32
 
 
 class DecodeSizes(NamedTuple):
-    """What a plan depends on. capacity: keys that a row can have; kv_itemsize: bytes of a cached element.
+    """The sizes that a plan depends on. capacity: keys that a row can have; kv_itemsize: bytes of a cached element.
 
     split_size: keys of every split, rounded up to whole tiles. smallest_split: of a short row's, to a power of two.
     in_pieces: whether the cache's strides are multiples of 8 elements, so that 8 at least are copied at once.
@@ -113,7 +113,7 @@ def plan_decode(sizes: DecodeSizes) -> DecodePlan:
     # (docs/log/correctness.md).
     block_n = tile if sizes.in_pieces else 16
     smallest = max(tile, _power_of_two(sizes.smallest_split or _SMALLEST_SPLIT))
-    # Of one token: a row's splits are the same however many there are.
+    # Sized for one query token, so that a row's splits are the same for any number of them.
     merged = _merged_at_once(min(block_m, _power_of_two(sizes.num_heads // num_kv_heads)), block_d)
     limits = tuple(
         min(programs, merged if smallest << n < _MAX_SHORT_TILES * tile else 2 * merged)

@@ -93,7 +93,7 @@ class Call(namedtuple("Call", (
     "HAS_MASK HAS_LSE FUSED HAS_FINISHED HAS_BIAS HAS_QKV_SCALE INTERLEAVED IN_EIGHTS HAS_SHIFT HAS_SMOOTH QUANTISED "
     "HALF_AWAY ROWS MANY PDL AHEAD AT_ONCE WIDE NARROW TRIGGER UNROLL UNIT AXIS"
 ))):  # fmt: skip
-    """What a launch passes, by the kernel's names."""
+    """The arguments of a launch, by the kernel's names."""
 
 
 @triton.jit

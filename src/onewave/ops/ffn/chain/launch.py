@@ -37,7 +37,7 @@ _MAX_KEPT = 32
 
 @dataclass
 class _State:
-    """What launches on one stream share, and no other launch may touch meanwhile."""
+    """State shared by the launches on one stream. No other launch may touch it meanwhile."""
 
     counters: Tensor
     started: Tensor

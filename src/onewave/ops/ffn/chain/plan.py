@@ -34,11 +34,11 @@ Words = npt.NDArray[np.int32]
 
 RECORD_WORDS = 16
 _STEP = 64
-# What a task costs beyond its steps along K, in steps: filling the ring, epilogue, store.
+# Cost of a task beyond its steps along K, in steps: filling the ring, epilogue, store.
 _TASK_STEPS = 6
 _MAX_TASKS = 1 << 18
-# What bounds a step along K, all SMs of an H200 together, and what adding one slice's sums to another's
-# costs: assumptions that choose tiles, no measurements.
+# Rates that bound a step along K, for all SMs of an H200 together, and the cost of adding one slice's sums to
+# another's: assumptions that choose tiles, no measurements.
 _FLOPS_A_NS, _L2_BYTES_A_NS, _MEMORY_BYTES_A_NS, _ADD_NS = 700_000.0, 7_000.0, 4_500.0, 3_000.0
 # From here on every worker has several of the widest tiles.
 _MANY_ROWS = 4096
@@ -86,7 +86,7 @@ _TILES = (_WIDEST, ChainTile(2, 128, 6, 2), ChainTile(1, 256, 4, 1), ChainTile(1
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """What the kernel reads, and what it was made of.
+    """The kernel's inputs, and what they were made from.
 
     records: int32 [tasks, 16], queue after queue. lanes: for each launch, int32 [workers, 2]: a worker's first record
     and how many it has. waits: int32 [n, 2], (counter, value). totals: int32, what one run posts to each counter.
@@ -118,7 +118,7 @@ class ChainPlan:
         return sum(len(lanes) for lanes in self.lanes)
 
     def name(self, record: int) -> str:
-        """What people call a record."""
+        """Return a record's readable name: its task's name and index."""
         task = self.graph.tasks[int(self.records[record, 11])]
         return f"{task.name}{list(task.index)}"
 

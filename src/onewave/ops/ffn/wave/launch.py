@@ -23,12 +23,12 @@ from onewave.wave.launch.launch import Wave, co_resident
 from onewave.wave.weights.pack import Weight, WeightStream
 
 # Packed copies kept for run()'s plain tensors: enough for the batch sizes of one block (1 to 32), or one size of six.
-# What a CUDA graph has recorded is kept beside them, for good: the graph's end is not announced.
+# Copies that a CUDA graph has recorded are kept beside them, for good: the graph's end is not announced.
 _MAX_KEPT = 6
 
 
 class Packing(NamedTuple):
-    """What a packed copy is made for: batches of up to `batch` rows; workers: None for plan.workers_for's."""
+    """The options of a packed copy: batches of up to `batch` rows; workers: None for plan.workers_for's."""
 
     batch: int
     activation: str | None

@@ -1,4 +1,4 @@
-"""What comes behind attention, for many rows, as a task table: see ffn/chain/plan.py, whose orders and records it uses.
+"""Operators after attention, for many rows, as a task table: see ffn/chain/plan.py, whose orders and records it uses.
 
 Stages, each a tile or, of the norms, NORM_ROWS rows: "o", the projection; "norm", of the residual stream with it; "up",
 gate, up and SwiGLU; "down"; "next norm", of the residual stream with that. A block has a queue of tiles, and one of
@@ -25,8 +25,8 @@ NORM_ROWS = 8
 _STEP = 64
 # Record kinds of the stages, in their order.
 _KINDS, _NORMS = np.array([2, 3, 0, 1, 4]), (1, 4)
-# Of the order "skewed", stage by stage: bands, and by how much each is behind the projection, in its bands. Gate and up
-# have bands of twice as many rows, so that their weights come from memory half as often.
+# Bands of the order "skewed", stage by stage, and how far each stage is behind the projection, in the projection's
+# bands. Gate and up have bands of twice as many rows, so that their weights come from memory half as often.
 _BANDS, _LATE = np.array([1, 1, 2, 1, 1]), np.array([0, 0, 1, 3, 3])
 # Columns of a norm's row that take as long as a step of the widest tile: 5.5 us a row of 4096, 0.75 us a step
 # (observed). It deals tasks.

@@ -12,7 +12,7 @@ from onewave.wave.plan.layout import TILE_VALUES
 from onewave.wave.weights.formats.group_nibbles import beside_images, numbers_of
 from onewave.wave.weights.formats.tile_format import TileFormat, Tiles, UnpackedRows, operands_of, padded, rows_of
 
-# Of an image: its three planes, its integers, and what its scales are behind.
+# Bytes of an image: its three planes, its integers, and all that comes before its scales.
 _PLANES, _STEPS, _SCALES = TILE_VALUES * 6 // 8, 512, 56 * 128
 
 

@@ -1,4 +1,4 @@
-"""What every format of a stream can do: turn whole row blocks into tiles and back, in plain indexing and by kernels."""
+"""Interface of a stream's formats: turn whole row blocks into tiles and back, in plain indexing and by kernels."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
