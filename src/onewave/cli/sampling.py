@@ -80,7 +80,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateSampling(Sampling):
-    """What `generate` alone takes beside."""
+    """The options that `generate` alone takes."""
 
     max_tokens: Annotated[int | None, Option("--max-tokens", help="Most tokens to generate for a prompt.")] = 128
     n: Annotated[int, Option("--n", "-n", help="Samples a prompt.")] = 1

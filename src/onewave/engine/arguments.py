@@ -17,7 +17,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What LLM is asked for beside the model, checked as far as that needs neither torch nor the model.
+    """The arguments of LLM beside the model, checked as far as that needs neither torch nor the model.
 
     LLM's docstring says what each means. Raises InvalidArgumentError, UnsupportedError for what no model and no machine
     could make right.

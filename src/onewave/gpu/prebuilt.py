@@ -138,7 +138,7 @@ def _unpacked(archive: Path) -> bytes:
 
 
 def compiled_from(launch: Launch, target: GPUTarget) -> tuple[ASTSource, Any]:
-    """What Triton compiles for a launch on such a GPU, and with which options."""
+    """Return the source that Triton compiles for a launch on such a GPU, and its options."""
     from triton.experimental.gluon._runtime import GluonASTSource
     from triton.runtime.jit import create_function_from_signature
 

@@ -197,7 +197,7 @@ def _maker(tensor: Tensor) -> Callable[[], Tensor]:
 
 
 def _prepared(one: Launched, sources: dict[int, tuple[int, int]]) -> _Launch | None:
-    """What Triton's launcher takes, in its order, and the places of addresses; None if one's source is unknown."""
+    """Return the arguments of Triton's launcher in order, and the places of addresses; None if a source is unknown."""
     compiled = one.compiled
     if compiled is None or compiled.metadata.global_scratch_size or compiled.metadata.profile_scratch_size:
         return None

@@ -1,4 +1,4 @@
-"""What `onewave serve` is asked for beside the model."""
+"""The options of `onewave serve` beside the model."""
 
 from dataclasses import dataclass, field
 

@@ -181,7 +181,7 @@ def _start(worker: subprocess.Popen[str], job: Job, name: str, show: Callable[[s
 
 
 def _in_new_process(arguments: Sequence[str], caches: Path, *, prebuilt: bool = True) -> dict[str, Any]:
-    """What Python, called so, prints as JSON; its caches lie in that directory. Raises StartupError."""
+    """Run Python so and return the JSON that it prints; its caches lie in that directory. Raises StartupError."""
     with _begin(arguments, caches, prebuilt=prebuilt) as process:
         return _answer_of(process, "")
 

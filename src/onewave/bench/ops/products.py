@@ -55,7 +55,7 @@ class Product:
 
     @property
     def nbytes(self) -> int:
-        """Of 16-bit weights."""
+        """Bytes of 16-bit weights."""
         return 2 * self.count * self.height * self.cols
 
 

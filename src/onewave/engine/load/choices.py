@@ -1,4 +1,4 @@
-"""What LLM's arguments mean for a given model and machine."""
+"""Settles LLM's arguments for a given model and machine."""
 
 from __future__ import annotations
 

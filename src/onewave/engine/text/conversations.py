@@ -1,4 +1,4 @@
-"""What LLM.chat takes: conversations, and how they become a prompt. No torch."""
+"""The conversations that LLM.chat takes, and how they become a prompt. No torch."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -205,7 +205,7 @@ def written_by(writer: int, text: str) -> Traced:
 
 
 def join(parts: Iterable[Any]) -> str:
-    """What `"".join(map(str, parts))` is, with its writers."""
+    """Return `"".join(map(str, parts))`, with its writers."""
     texts = [str(part) for part in parts]
     return Traced("".join(texts), b"".join(map(writers_of, texts)))
 

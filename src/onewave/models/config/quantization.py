@@ -70,8 +70,8 @@ def _kind(section: Fields) -> tuple[int, Sharing]:
 
 
 def _overrides(section: Fields) -> list[Fields]:
-    """What GPTQModel's `dynamic` says of the modules that a pattern names, each with the rest of the section; one that
-    begins with "-:" names modules that are not quantised."""
+    """Return the section as each rule of GPTQModel's `dynamic` changes it. A rule that begins with "-:" names modules
+    that are not quantised, and is left out."""
     rules = section.section("dynamic")
     if rules is None:
         return []

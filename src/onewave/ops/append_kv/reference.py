@@ -1,4 +1,4 @@
-"""What `append_kv` means, in plain PyTorch."""
+"""The reference of `append_kv`, in plain PyTorch."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What `attention` means: softmax(q k^T * scale + bias) v over the keys that a query sees, written out."""
+"""The reference of `attention`: softmax(q k^T * scale + bias) v over the keys that a query sees, written out."""
 
 from collections.abc import Sequence
 from typing import Any

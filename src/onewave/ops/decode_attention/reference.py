@@ -1,4 +1,4 @@
-"""What `decode_attention` means, one row at a time."""
+"""The reference of `decode_attention`, one row at a time."""
 
 from typing import Any
 

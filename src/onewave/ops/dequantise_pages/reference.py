@@ -1,4 +1,4 @@
-"""What `dequantise_pages` means, in plain PyTorch."""
+"""The reference of `dequantise_pages`, in plain PyTorch."""
 
 import torch
 from torch import Tensor

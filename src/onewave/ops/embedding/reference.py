@@ -1,4 +1,4 @@
-"""What `embedding` means, in plain PyTorch."""
+"""The reference of `embedding`, in plain PyTorch."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""What `ffn` means, in plain PyTorch."""
+"""The reference of `ffn`, in plain PyTorch."""
 
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What `linear` means, in plain PyTorch."""
+"""The reference of `linear`, in plain PyTorch."""
 
 import torch
 import torch.nn.functional as F

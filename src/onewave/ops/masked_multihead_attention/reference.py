@@ -1,4 +1,4 @@
-"""What `masked_multihead_attention` means, in plain PyTorch, one row at a time."""
+"""The reference of `masked_multihead_attention`, in plain PyTorch, one row at a time."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What `merge_attention` means, in plain PyTorch."""
+"""The reference of `merge_attention`, in plain PyTorch."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What `post_attention` means, in plain PyTorch."""
+"""The reference of `post_attention`, in plain PyTorch."""
 
 import torch.nn.functional as F
 from torch import Tensor

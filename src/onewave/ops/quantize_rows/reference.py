@@ -1,4 +1,4 @@
-"""What `quantize_rows` means, in plain PyTorch."""
+"""The reference of `quantize_rows`, in plain PyTorch."""
 
 import torch
 from torch import Tensor

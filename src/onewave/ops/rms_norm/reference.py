@@ -1,4 +1,4 @@
-"""What `rms_norm` and `add_rms_norm` mean, in plain PyTorch."""
+"""The reference of `rms_norm` and `add_rms_norm`, in plain PyTorch."""
 
 import torch
 from torch import Tensor

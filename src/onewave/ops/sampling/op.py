@@ -27,7 +27,7 @@ from onewave.ops.library import is_watched, register
 from onewave.ops.sampling import numpy_impl
 from onewave.ops.sampling.limits import LARGEST_LOGIT, MAX_VOCAB, NO_LIMIT, UNIT, RowLimits
 
-# What Chosen.highest of finite logits lies between in int64, by float32's bits of infinity.
+# Bounds of Chosen.highest of finite logits, in int64, by float32's bits of infinity.
 _BEYOND_FINITE = (-0x7F800000 << 32) - 1, 0x7F800000 << 32
 
 

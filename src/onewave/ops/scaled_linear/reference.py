@@ -1,4 +1,4 @@
-"""What `linear_int8` and `linear_fp8` mean, in plain PyTorch."""
+"""The reference of `linear_int8` and `linear_fp8`, in plain PyTorch."""
 
 import torch
 from torch import Tensor

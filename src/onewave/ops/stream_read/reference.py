@@ -1,4 +1,4 @@
-"""What `stream_read` means, in plain PyTorch."""
+"""The reference of `stream_read`, in plain PyTorch."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What `swiglu` means, in plain PyTorch."""
+"""The reference of `swiglu`, in plain PyTorch."""
 
 import torch.nn.functional as F
 from torch import Tensor

@@ -82,7 +82,7 @@ class PythonScanner:
 
 
 def _value(text: str) -> Any:
-    """What Python's literal, or JSON's, stands for. Raises ValueError, SyntaxError."""
+    """Return the value of Python's literal, or JSON's. Raises ValueError, SyntaxError."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
