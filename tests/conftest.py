@@ -41,7 +41,7 @@ with suppress(ImportError):  # the tests that need a GPU do without
     settings.load_profile("same")
 
 
-# What is imported and collected lasts as long as the process, so no search for garbage needs to look at it.
+# Modules and tests last as long as the process once imported and collected, so no search for garbage need look at them.
 gc.disable()
 
 
@@ -60,7 +60,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked `pairs`, mark as slow the parameters that show no new pair of values."""
+    """Mark as slow the parameters of a test marked `pairs` that show no new pair of values."""
     from kit.lanes import covering
 
     cases: dict[tuple[Path, str], list[pytest.Function]] = defaultdict(list)

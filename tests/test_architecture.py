@@ -40,7 +40,7 @@ BELOW = {
 }
 BELOW["cli"] = {*BELOW}
 
-# What plans a decode step, from config.json to the launch's words, loads no torch: the lab may import it.
+# Modules that plan a decode step, from config.json to the launch's words, load no torch: the lab may import them.
 _OF_MODELS = ("config", "llama_plan", "step_plan", "wave_prediction", "profile", "roofline")
 WITHOUT_TORCH = ("onewave.wave.plan", *(f"onewave.models.{name}" for name in _OF_MODELS))
 
@@ -49,7 +49,7 @@ KERNEL_LANGUAGES = {"triton", "numba", "llvmlite"}
 IMPLEMENTATIONS = {"gpu", "wave", "triton", "hopper", "fp8", "mma", "chain"}
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 MAX_LINES, MAX_MODULES = 500, 15
-# What base holds for those above it that have torch.
+# Modules of base that have torch, for those above it that do.
 WITH_TORCH = {PACKAGE / "base" / "device.py", PACKAGE / "base" / "rounding.py", PACKAGE / "base" / "group_rounding.py"}
 
 

@@ -1,4 +1,4 @@
-"""What Triton's compiler takes for something else than it looks like, looked for in the kernels' own source."""
+"""Source that Triton's compiler takes for something else than it looks like, looked for in the kernels' own."""
 
 from __future__ import annotations
 

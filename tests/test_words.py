@@ -26,6 +26,7 @@ EVERYWHERE = {
     r"\bcomes? compiled\b": "prebuilt kernels",
 }
 IN_DOCS = {r"\b(?:somebody|everybody|anybody|nobody)\b": "thread block, warp, partition, caller"}
+IN_CODE = EVERYWHERE | {r'(?m:^\s*)(?:"""|# )(?-i:Of|What|Whose?) ': "what the thing is or does, first"}
 IN_SOURCE = IN_DOCS | {
     r"\bwho(?:ever|m)?\b": "the subject itself: thread block, warp, caller, request",
     r"\b_?(?:MOST|FEW)(?:_\w+)?\b|\b_?(?:most|few)_(?!common\b|likely\b)[a-z]\w*": "MAX_X, NUM_X, max_x, num_x",
@@ -59,9 +60,9 @@ def pages() -> Iterator[tuple[Path, dict[str, str], str]]:
     """Each (file, words that are banned there, its text). The names of tests are sentences: they are read as such."""
     for file in sorted((ROOT / "src").rglob("*.py")):
         more = IN_WAVE if (ROOT / "src" / "onewave" / "wave") in file.parents else {}
-        yield file, EVERYWHERE | IN_SOURCE | more, file.read_text(encoding="utf-8")
-    for file in sorted({*(ROOT / "tests").rglob("*.py")} - {Path(__file__)}):
-        yield file, EVERYWHERE, file.read_text(encoding="utf-8").replace("_", " ")
+        yield file, IN_CODE | IN_SOURCE | more, file.read_text(encoding="utf-8")
+    for file in sorted({*(ROOT / "tests").rglob("*.py"), *(ROOT / "tools").glob("*.py")} - {Path(__file__)}):
+        yield file, IN_CODE, file.read_text(encoding="utf-8").replace("_", " ")
     for file in (
         *sorted((ROOT / "docs").rglob("*.md")),
         ROOT / "README.md",
@@ -87,14 +88,15 @@ def test_no_banned_word_stands_in_source_or_docs() -> None:
 
 @pytest.mark.parametrize(
     "line", ["# on this card", "of a Multiprocessor", "MOST_TILES = 3", "few_words = 1", "whoever waits", "its company",
-     "tokens that are drawn", "its visits", "its notes", "easily", "nobody reads it"],
+     "tokens that are drawn", "its visits", "its notes", "easily", "nobody reads it", '    """Of a tile."""',
+     "x = 1\n# Whose rows these are."],
 )  # fmt: skip
 def test_a_banned_word_is_found(line: str) -> None:
-    assert [*banned(line, EVERYWHERE | IN_SOURCE | IN_WAVE)]
+    assert [*banned(line, IN_CODE | IN_SOURCE | IN_WAVE)]
 
 
 @pytest.mark.parametrize(
-    "line", ["whose rows", "discard", "at most 3", "most_common()", "most_likely", "cardinal", "is drawn"]
+    "line", ["whose rows", "discard", "at most 3", "most_common()", "most_likely", "cardinal", "is drawn", "# of it"]
 )
 def test_other_words_are_not(line: str) -> None:
-    assert not [*banned(line, EVERYWHERE | IN_SOURCE)]
+    assert not [*banned(line, IN_CODE | IN_SOURCE)]

@@ -61,14 +61,14 @@ _TENSORS = (*product((torch.bfloat16, torch.float16), (64, 128, 192, 256)), (tor
 # Where one program has all tiles: one is dealt in closed form, and a sequence of these by a table or, packed, sorted.
 # Heads of 64 have two tiles: that of few rows takes 16 and 1,024 tokens, the other one 4,096 and 16,384.
 _TOKENS = {"": 16, "-many": 4096, "-some": 1024, "-most": 16384}
-# Of weights that a load keeps.
+# Formats of weights that a load keeps.
 _FORMATS = (COMPACT, *ROUNDINGS.values())
 _LIMITS = {"full": (None, None), "causal": (None, 0), "window": (1024, 0)}
 
 
 @cache  # a process that builds several asks as often
 def launches(loads: int | None = None) -> dict[str, Launch]:
-    """By name a launch of each kernel that comes compiled, of tensors that lie on no GPU; the first of those alike.
+    """A launch of each prebuilt kernel, by name, of tensors that lie on no GPU; the first of those alike.
 
     loads: how many models' loads are looked at; None for all.
     """
@@ -165,7 +165,7 @@ def _products(dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
 
 
 def _loads(limit: int | None) -> Iterator[tuple[str, Launch]]:
-    """What loading each built-in model launches, for so many sequences and in each format; of the first ones alone."""
+    """Launches of loading each built-in model, for so many sequences and in each format; of the first ones alone."""
     for model, sequences, kept in islice(product(MODELS, BATCHES, _FORMATS), limit):
         config, options = builtin_config(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=kept)
         program = load_program(place_of((model, sequences, kept.weight_bytes))[0])

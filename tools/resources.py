@@ -28,13 +28,13 @@ from onewave.ops.attention.masks import Options
 from onewave.ops.attention.mma.plan import mma_tile
 from onewave.ops.backends import load
 
-# Of an SM of sm_80 and sm_90. A program takes 1 KiB of shared memory beside its own.
+# Limits of an SM of sm_80 and sm_90. A program takes 1 KiB of shared memory beside its own.
 _REGISTERS, _THREADS, _PROGRAMS, _WARP = 64 << 10, 2048, 32, 32
 _SHARED_BYTES = {80: 164 << 10, 90: 228 << 10}
 _SHARED_BESIDE = 1 << 10
 # Registers are handed out to a warp in portions of 256.
 _REGISTER_PORTION = 8
-# Of the call that is compiled for: batch, heads, tokens. So many programs fill an H200, but not 10,000 SMs.
+# The call to compile for: batch, heads, tokens. So many programs fill an H200, but not 10,000 SMs.
 _CALL = (4, 16, 4096)
 _MANY_SMS = 10_000
 
@@ -90,7 +90,7 @@ def _compiled(backend: str, device: Device, head_dim: int, *, causal: bool) -> R
     target = GPUTarget("cuda", capability, _WARP)
     source, chosen = compiled_from(made[-1], target)
     with knobs.compilation.scope(), without_collection():
-        # What a first call waits for, not what a cache holds.
+        # Measure what a first call waits for, not what a cache holds.
         knobs.compilation.always_compile = True
         begun = time.perf_counter()
         compiled: Any = cast("Any", triton).compile(source, target=target, options=chosen.__dict__)

@@ -1,4 +1,4 @@
-"""What nobody reads is found, and nothing else."""
+"""Buffers that nobody reads are found, and nothing else."""
 
 from kit.analysers.lost_buffers import lost_buffers
 

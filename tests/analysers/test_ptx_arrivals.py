@@ -1,4 +1,4 @@
-"""What ptx_arrivals finds, on kernels of a few lines; real ones are asked where they are compiled."""
+"""Findings of ptx_arrivals, on kernels of a few lines; real ones are asked where they are compiled."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is found out about the machine."""
+"""Facts that are found out about the machine."""
 
 import subprocess
 from pathlib import Path

@@ -51,7 +51,7 @@ _STAGE = re.compile(r"\[ *\d+\.\d s\] (.*)\n")
 
 @dataclass(frozen=True)
 class Done:
-    """What a command line left: exit status and both streams. stages: what it told on stderr of stages as they began,
+    """Result of a command line: exit status and both streams. stages: what it told on stderr of stages as they began,
     which `err` is without."""
 
     status: int

@@ -94,7 +94,7 @@ def test_the_package_runs_as_a_module():
 
 
 def processor_seconds(*arguments: str) -> float:
-    """What a command costs alone: unlike the clock, it does not count what else the machine does meanwhile."""
+    """Processor time of a command alone: unlike the clock, it does not count what else the machine does meanwhile."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run_module(*arguments)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,4 +1,4 @@
-"""What commands say when a model is loaded."""
+"""Messages of commands when a model is loaded."""
 
 import re
 from types import SimpleNamespace

@@ -16,7 +16,7 @@ from onewave.cli import start
 COMMAND = [sys.executable, "-m", "onewave"]
 PACKAGE = Path(start.__file__).parents[1]
 NOT_CAUGHT = -signal.SIGINT
-"""Of a process that had not come as far as our handler."""
+"""Status of a process that had not come as far as our handler."""
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.25, 0.4, 0.5, 0.8, *map(slow, (0.15, 0.35, 0.45, 0.6, 1.0))])

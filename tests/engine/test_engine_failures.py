@@ -1,4 +1,4 @@
-"""What fails or is interrupted in the engine's loop ends whom it must, and nobody and nothing else."""
+"""A failure or an interrupt in the engine's loop ends whom it must, and nobody and nothing else."""
 
 import heapq
 import math

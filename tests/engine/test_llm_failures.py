@@ -1,4 +1,4 @@
-"""What callers of one LLM see of each other's failures, and what a caller's own failure costs the others."""
+"""Failures in one LLM: those that its callers see of each other's, and the cost of a caller's own for the others."""
 
 import gc
 import threading

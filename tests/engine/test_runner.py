@@ -28,7 +28,7 @@ def test_a_cache_holds_all_sequences_or_what_it_may_take(model: Llama, blocks: i
     made = runner(model, None if blocks is None else blocks * BLOCK_BYTES + 1)
     assert made.num_blocks == found
     assert made._kv.k.shape[1] == found + 1
-    # What no sequence has is the spare block.
+    # The block of no sequence is the spare one.
     assert (made._kv.block_table == found).all()
 
 

@@ -1,4 +1,4 @@
-"""What a first launch begins with, in threads: Triton's digest of its files, and C launchers of kernels."""
+"""Threads that begin a first launch: Triton's digest of its files, and C launchers of kernels."""
 
 import json
 import threading

@@ -49,7 +49,7 @@ def oracle(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Ten
         (~allowed).all(-1).expand(scores.shape[:-1]) if num_keys else torch.ones_like(scores[..., :0].sum(-1)).bool()
     )
     weights = logits.softmax(-1)[..., :num_keys] if logits.shape[-1] else logits
-    # What no row of a head sees may hold NaN.
+    # Keys that no row of a head sees may hold NaN.
     dead = (~allowed).expand(scores.shape).all(-2)
     out = weights.masked_fill(blind[..., None], 0.0) @ v.masked_fill(dead[..., None], 0.0)
     return out, logits.logsumexp(-1).masked_fill(blind, float("-inf"))

@@ -61,7 +61,7 @@ class _Stream(SimpleNamespace):
 
 
 class _Event(SimpleNamespace):
-    """What it marks is done at once."""
+    """An event that is done at once."""
 
     def record(self, stream: object = None) -> None: ...
 

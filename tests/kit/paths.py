@@ -7,5 +7,5 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 DATA = TESTS / "data"
 DOCS = ROOT / "docs"
-# What a child needs to import the package and this kit, and the tools.
+# A child needs these to import the package and this kit, and the tools.
 PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in ("src", "tests", "tools"))

@@ -20,7 +20,7 @@ def python(*arguments: str, text: str = "") -> str:
 
 
 def environment() -> dict[str, str]:
-    """Of such a process: what is imported here it can import."""
+    """The environment of such a process: it can import what is imported here."""
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return kept | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
 

@@ -55,7 +55,7 @@ class Recorded:
 
 
 def _passes(function: Any) -> str:
-    """What a kernel's PTX passes through, and a digest of all passes."""
+    """The passes of a kernel's PTX, and a digest of all passes."""
     passes = passes_of(function.__module__, function.__name__)
     return f"{[each.name for each in passes]} {_code_of_passes()}" if passes else "none"
 

@@ -21,7 +21,7 @@ from kit.models.tiny_models import (
 from onewave.base.errors import WeightsError
 from onewave.models.batch import Batch
 
-# Of all logits, the largest difference over the largest logit. A GPU computes in 16 bits alone, and transformers' own
+# The largest difference of all logits, over the largest logit. A GPU computes in 16 bits alone, and transformers' own
 # bfloat16 logits of these checkpoints are up to 0.017 away from its float32 ones.
 TOLERANCE = {"cpu": 1e-4, "cuda": 0.03}
 DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}

@@ -251,7 +251,7 @@ def plan_decode(
 
 @dataclass(frozen=True)
 class StepChanges:
-    """What a dealt step has otherwise than the one that the engine launches by itself.
+    """Differences of a dealt step from the one that the engine launches by itself.
 
     moves: (stage, worker, worker), each takes a row block of that stage's products from the first worker and gives it
     to the second, in every layer where the first has one; "stream" moves rows of the residual stream, which o and down

@@ -1,4 +1,4 @@
-"""What is compiled before a decode step is measured."""
+"""Kernels compiled before a decode step is measured."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""What `bench prompt --beside-stream` measures: the stream's longest gap while a prompt runs, and no other."""
+"""Measurements of `bench prompt --beside-stream`: the stream's longest gap while a prompt runs, and no other."""
 
 from collections.abc import Iterator
 from threading import Event

@@ -1,4 +1,4 @@
-"""What `bench latency` measures, against an engine whose times are known."""
+"""Measurements of `bench latency`, against an engine whose times are known."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `bench prompt` measures: every attention in turns, each where the engine's own was, and nothing left behind."""
+"""Measurements of `bench prompt`: every attention in turns, each where the engine's own was, nothing left behind."""
 
 from types import SimpleNamespace
 from typing import Any

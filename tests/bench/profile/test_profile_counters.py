@@ -1,4 +1,4 @@
-"""What ncu counts of a profile: which range belongs to which part."""
+"""Counters of a profile under ncu: which range belongs to which part."""
 
 import json
 

@@ -89,7 +89,7 @@ def test_the_reference_states_what_is_predicted(model: str) -> None:
     numbers, batches = (small[1], 5) if model == "llama-3.2-1b" else (large[1], 3)
     stated = re.findall(r"\d\.\d+", numbers)
     assert len(stated) == batches
-    # Of sixteen sequences: the other batches take half a minute.
+    # Sixteen sequences alone: the other batches take half a minute.
     found = json.loads(predict("--model", model, "--batch-size", "16", "--json"))["predicted_ms"]
     assert found == pytest.approx(float(stated[-1]), abs=6e-4)
 

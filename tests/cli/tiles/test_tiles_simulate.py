@@ -200,7 +200,7 @@ def test_bounds_show_the_gap_of_every_order(onewave):
     assert "compulsory" in onewave("tiles", "bounds", "decode", "llama-3.2-1b").out
 
 
-# What the error says, and the command lines that get it.
+# Words of the error, and the command lines that get it.
 BAD = {
     "M: '0'": ["simulate gemm 0 1 1"],
     "larger tiles": [

@@ -111,7 +111,7 @@ def test_an_output_ends_where_its_grammar_may_end(
 
 
 def allowed(form: dict[str, Any], text: str, begin: dict[str, bool] | None = None) -> set[int]:
-    """What may follow a text, of the vocabulary of bytes."""
+    """The tokens that may follow a text, of the vocabulary of bytes."""
     state = BYTES.compile(StructuredOutputsParams(**form)).begin(**begin or {})
     for byte in text.encode():
         state.accept(byte)

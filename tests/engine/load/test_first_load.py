@@ -1,4 +1,4 @@
-"""What is compiled while a first program is planned: what the load launches later, and never in the load's way."""
+"""Kernels compiled while a first program is planned: those that the load launches later, never in the load's way."""
 
 import logging
 import subprocess
@@ -95,7 +95,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def seen_by(value: Any) -> Any:
-    """What a kernel may be compiled for of an argument, and more."""
+    """All of an argument that a kernel may be compiled for, and more."""
     if isinstance(value, Tensor):
         return value.dtype, tuple(value.shape), value.stride(), value.data_ptr() % 16
     if isinstance(value, pack.StreamMatrix):

@@ -77,7 +77,7 @@ def packed_beside_fp8() -> dict[str, Any]:
     return config
 
 
-# What a matrix is stored as, its config, and what a CPU keeps it as.
+# The stored form of a matrix, its config, and the format that a CPU keeps it in.
 KINDS: dict[str, tuple[Callable[..., Stored], dict[str, Any], str]] = {
     "gptq, symmetric": (partial(gptq, sym=True), GPTQ, "Q4_0"),
     "gptq, asymmetric": (gptq, GPTQ | {"sym": False}, "G4Z"),

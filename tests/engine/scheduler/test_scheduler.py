@@ -229,7 +229,7 @@ def live_in(made: Scheduler, slot: int) -> Scheduled:
 
 
 def write(made: Scheduler, written: dict[int, list[object]], sequence: Scheduled, begin: int, tokens: int) -> None:
-    """What a pass or a step writes, and that all before it is there."""
+    """Write as a pass or a step does, and check that all before it is there."""
     for position in range(begin + tokens):
         block, at = sequence.blocks[position // SIZE], position % SIZE
         prompt = position < len(sequence.prompt)

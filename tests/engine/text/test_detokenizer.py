@@ -29,7 +29,7 @@ IDS = st.lists(st.one_of(st.integers(0, 260), st.integers(0, SMALLEST - 1)), max
 
 
 def added_text(tokenizer: Tokenizer, prompt: list[int], ids: list[int], skip: bool) -> str:
-    """What `ids` add to the prompt's text, by decoding everything at once."""
+    """The text that `ids` add to the prompt's, by decoding everything at once."""
     hidden = tokenizer.special_ids if skip else frozenset[int]()
     data = b"".join(tokenizer.pieces[i] for i in prompt if i not in hidden)
     before, after = tokenizer.decode(prompt, skip), tokenizer.decode(prompt + ids, skip)

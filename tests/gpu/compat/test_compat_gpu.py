@@ -235,7 +235,7 @@ def test_transformers_generates_with_the_kernels(side):
     if side == "left":
         mask[0, :11] = 0
     tokens = model.generate(ids, attention_mask=mask, max_new_tokens=12, min_new_tokens=12, do_sample=False)
-    # What a step chose is what the whole prefix, taken at once, finds most likely or ties with.
+    # A step's choice is the token that the whole prefix, taken at once, finds most likely or ties with.
     whole = torch.cat((mask, torch.ones(2, 12, dtype=mask.dtype, device=CUDA)), 1)
     with torch.no_grad():
         logits = model(tokens, attention_mask=whole).logits[:, 29:-1].float()

@@ -55,7 +55,7 @@ def test_requests_under_load_get_the_bits_that_each_gets_alone(
     for one, same in zip(found, alone(runner_of(model, tokens=2048, **given), asked), strict=True):
         for mine, theirs in zip(one.samples, same.samples, strict=True):
             assert mine.token_ids == theirs.token_ids
-            # Of raw logits: equal log-probabilities of the four highest, to the last bit.
+            # Log-probabilities of the four highest, of raw logits, are equal to the last bit.
             assert mine.logprobs == theirs.logprobs
 
 

@@ -90,7 +90,7 @@ def test_a_load_of_a_built_in_shape_compiles_nothing(options: dict[str, Any], tm
     assert found["pool"] == [False]
     assert {"wave_kernel", "append_halves_kernel", "rms_norm_kernel"} <= set(found["shipped"])
     assert [name for _, name, from_cache in found["compiled"] if not from_cache] == []
-    # What launches them, in C, threads have made before.
+    # Threads have made their launchers, in C, before.
     assert ["__triton_launcher", True] not in found["built"]
     assert ["__triton_launcher", False] in found["built"]
     assert found["threads"] == ["MainThread"]
@@ -102,7 +102,7 @@ def test_another_load_compiles_nothing_after_the_program_is_planned(tmp_path: Pa
     ahead = [name for phase, name, _ in found["compiled"] if phase == "plan_and_compile"]
     assert {"wave_kernel", "append_halves_kernel", "_best_of_row"} <= set(ahead)
     assert [entry for entry in found["compiled"] if entry[0] != "plan_and_compile"] == []
-    # What it launched came from the cache: from the package, or the processes had compiled it.
+    # All that it launched came from the cache: from the package, or the processes had compiled it.
     assert [name for _, name, from_cache in found["compiled"] if not from_cache] == []
     assert found["pool"] == [True]
     # And what launches it, in C: they had made that, too, but for kernels from the package.

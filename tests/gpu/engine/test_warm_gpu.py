@@ -78,7 +78,7 @@ print(json.dumps([asked, digests]))
 
 
 def first_calls(cache: Path, kinds: str, *head_dims: str, prebuilt: str) -> tuple[dict[str, set[bool]], list[str]]:
-    """Of a process with empty caches, which compiled kernels Triton found, and the results' digests."""
+    """The compiled kernels that Triton found in a process with empty caches, and the results' digests."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache), "ONEWAVE_PREBUILT": prebuilt}
     command = [sys.executable, "-c", FIRST, kinds, *head_dims]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

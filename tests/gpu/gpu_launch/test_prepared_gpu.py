@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 
 def result_of(call: Call, *, prepared: bool) -> list[Tensor]:
-    """What a call returns, and the caches that it writes to."""
+    """A call's results, and the caches that it writes to."""
     operator, args, named = call
     if operator is ops.append_kv:
         args = (*args[:2], args[2].clone(), args[3].clone(), *args[4:])

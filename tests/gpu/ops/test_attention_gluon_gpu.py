@@ -21,7 +21,7 @@ pytestmark = ON_HOPPER
 BF16, FP16 = torch.bfloat16, torch.float16
 
 HEADS = [(1, 1), (4, 4), (7, 1), (9, 3), (32, 8)]
-# What fills its columns with every mask; what is padded, in shared memory alone, with some.
+# Head dimensions that fill their columns with every mask; those that are padded, in shared memory alone, with some.
 SWEEP = [(d, dtype, mask) for d in (64, 128, 256) for dtype in (BF16, FP16) for mask in MASKS]
 PADDED = ((96, BF16), (96, FP16), (40, FP16), (80, BF16), (192, BF16), (192, FP16))
 SWEEP += [(d, dtype, mask) for at, (d, dtype) in enumerate(PADDED) for mask in MASKS[at % 3 :: 3]]
@@ -48,7 +48,7 @@ def test_every_head_dim_is_padded_in_shared_memory_alone(head_dim: int, dtype: t
     for at, (num_queries, num_keys) in enumerate([(1, 17), (113, 203), (300, 300), (129, 1000), (1000, 129)]):
         for mask in (MASKS[0], MASKS[1], MASKS[8]):
             q = framed((2, 6, num_queries, head_dim), dtype, at, tokens_first=at % 2 == 0)
-            # Of these, other rows begin where a row ends, not NaN.
+            # Other rows, not NaN, begin where a row of these ends.
             k, v = (torch.randn(2, 2, num_keys, head_dim, device="cuda").to(dtype) for _ in "kv")
             check(q, k, v, mask, (num_queries, num_keys, mask))
     lengths = [1, 127, 640, 64, 0, 333]

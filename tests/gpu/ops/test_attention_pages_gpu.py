@@ -110,7 +110,7 @@ def test_keys_in_pages_give_the_bits_of_keys_in_a_row(head_dim: int, size: int) 
             unseen_as_nan(tensor, key_lengths, mask, lengths)
         k_pages, used = in_pages(k, key_lengths, size, random.Random(at), heads_first=at % 2 == 1)
         v_pages, _ = in_pages(v, key_lengths, size, random.Random(at), heads_first=at % 2 == 1)
-        # What the table says of pages that nobody sees, before a window or beyond a sequence's end, is not read.
+        # The table's entries for pages that nobody sees, before a window or beyond a sequence's end, are not read.
         table = torch.full((len(lengths), max(-(-n // size) for n in key_lengths) + 2), 10**9, dtype=torch.int32)
         for row, n in enumerate(key_lengths):
             first, _ = seen_keys(mask, lengths[row], n)

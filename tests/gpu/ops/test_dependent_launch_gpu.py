@@ -166,7 +166,7 @@ def reader(name: str) -> tuple[tuple[int, ...], Callable[[Tensor], Tensor]]:
     calls: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
         "decode_attention, lengths of a row in pages": ((1,), in_pages),
         "masked_multihead_attention, lengths of a row": ((1,), masked),
-        # What the last lengths say is asked for before these have come.
+        # The keys of the last lengths are asked for before these have come.
         **{f"decode_attention, lengths of {rows}": ((rows,), of_lengths(rows)) for rows in (1, 16, 64)},
         "linear": ((1, HIDDEN), lambda x: linear(x, weight)),
         "linear, eight tokens": ((8, HIDDEN), lambda x: linear(x, weight, out_dtype=torch.float32)),

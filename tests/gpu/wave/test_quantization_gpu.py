@@ -96,7 +96,7 @@ def _products(a, b, out, K: tl.constexpr):
 
 
 def test_the_tensor_cores_multiply_subnormal_numbers_as_they_are() -> None:
-    """What byte_values.py makes of int8, beside the same integers as normal numbers."""
+    """Products of byte_values.py's numbers of int8, beside the same integers as normal numbers."""
     dice = torch.Generator(GPU).manual_seed(1)
     integers = torch.randint(-127, 128, (16, 4096), generator=dice, device=GPU)
     x = torch.randn(4096, 16, generator=dice, device=GPU).bfloat16()

@@ -87,7 +87,7 @@ def decoded(directory: Path, texts: list[Tensor], batch: int, weight_format: Wei
     model = made.model
     wave = DecodeWave(model, batch=batch, stream=made.stream)
     kv = model.new_cache(num_slots=len(texts), capacity=max(LENGTHS) + 1)
-    # What was never written must never be read.
+    # Entries that were never written must never be read.
     kv.k.fill_(torch.nan)
     kv.v.fill_(torch.nan)
     for slot, text in enumerate(texts):

@@ -83,7 +83,7 @@ def test_later_warpgroups_take_the_first_ones_way() -> None:
     found = run_as_one(PTX)
     before, _, rest = found.partition("@%p1 bra")
     setup, _, shared = rest.partition("$L__BB_shared:")
-    # Who goes there, with what number, and what all of them know.
+    # The warps that go there, their numbers, and the values that all of them know.
     assert "setp.lt.u32 	%p1, %r3, 12;" in before
     assert "shr.u32 	onewave_warpgroup, %r3, 2;" in before
     assert all(made in before for made in ("%r4, %r1, 127;", "%p2, %r4, 0;", "%r5, %r9, 64;", "ld.param.b32 	%r12"))

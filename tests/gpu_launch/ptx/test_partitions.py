@@ -75,7 +75,7 @@ $L__BB0_9:
 	ret;
 }
 """
-# What Triton writes there: a byte for each warp from the fourth on.
+# Bytes that Triton writes there: one for each warp from the fourth on.
 TOLD = [0] * 4 + [1] * 4 + [3, 3, 2, 4]
 FIRSTS = ["$L__BB0_2", "$L__BB0_3", "$L__BB0_4", "$L__BB0_5", "$L__BB0_3"]
 NONE = len(FIRSTS)

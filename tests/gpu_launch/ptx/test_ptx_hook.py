@@ -24,7 +24,7 @@ HERE = (__name__, "streaming")
 
 
 def mlir(kernel: str, file: str) -> str:
-    """What Triton hands to the first stage: an entry function with its location."""
+    """Triton's text for the first stage: an entry function with its location."""
     return f"""#loc1 = loc("{file}":9:0)
 #loc4 = loc("p"(#loc1))
 module attributes {{"ttg.num-warps" = 4 : i32}} {{

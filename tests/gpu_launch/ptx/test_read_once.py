@@ -23,7 +23,7 @@ PTX = f"""
 
 
 def copies(ptx: str) -> list[bool]:
-    """Of each copy, whether it is marked."""
+    """Whether each copy is marked."""
     return ["L2::cache_hint" in line for line in ptx.splitlines() if COPY in line]
 
 

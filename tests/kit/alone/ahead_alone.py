@@ -1,4 +1,4 @@
-"""What measuring a decode step launches that is not compiled ahead, on a GPU that is not there.
+"""List the launches of measuring a decode step that are not compiled ahead, on a GPU that is not there.
 
 `python ahead_alone.py`: one JSON object, kernels by format. TRITON_INTERPRET must be unset.
 """

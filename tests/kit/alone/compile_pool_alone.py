@@ -47,7 +47,7 @@ def refused(x, COUNT: tl.constexpr):
 
 
 def run(count: int, kills: bool, gives_up: bool) -> dict[str, Any]:
-    """What Triton compiled or found, kernel by kernel, and what it refused. kills: one of the processes, first.
+    """List what Triton compiled or found, kernel by kernel, and what it refused. kills: one of the processes, first.
     gives_up: as an interrupted caller does."""
     driver.set_active(
         SimpleNamespace(

@@ -98,7 +98,7 @@ def moved_away(launch: Launch) -> bool:
 
 
 def of_damaged_files(launch: Launch) -> list[str]:
-    """What is said of a binary that is cut short, changed or missing, and of such an index; none of them is taken."""
+    """Messages for a binary that is cut short, changed or missing, and for such an index; none of them is taken."""
     said: list[str] = []
     whole = (KEPT / archive_of(SMALL)).read_bytes()
     code = launch.function.fn.__code__

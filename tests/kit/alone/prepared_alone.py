@@ -43,7 +43,7 @@ def tensors_of(result: Any) -> tuple[Tensor, ...]:
 
 
 def launched(call: Call, kept: Kept, *, prepared: bool) -> tuple[list[Any], list[Any]]:
-    """What a call launches and returns; in place of addresses of new results their number, of the kernel its name."""
+    """A call's launches and results; in place of addresses of new results their number, of the kernel its name."""
     operator, args, named = call
     before = len(kept)
     result = (operator if prepared else operator.__wrapped__)(*args, **named)

@@ -42,7 +42,7 @@ class _Instruction:
     perhaps: bool
 
     def after(self, known: set[int]) -> set[int]:
-        """What is written behind it, where that was before it."""
+        """The registers that are written behind it, where `known` were before it."""
         if self.move is not None and self.move[1] not in known and self.move[1] != _ZERO:
             return known - {self.move[0]}
         # Only of what an unset one was moved to: elsewhere a write counts, whoever it is for.

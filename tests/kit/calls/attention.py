@@ -29,7 +29,7 @@ def packed(
     head_dim: int, *, sequences: int = 16, heads: tuple[int, int] = (32, 8), length: int = 1024, sinks: bool = False,
     page: int = 0, **options: Any,
 ) -> None:  # fmt: skip
-    """Of as many sequences of one length; page: keys of a page, where they lie in pages."""
+    """Launch packed attention of sequences of one length; page: keys of a page, where they lie in pages."""
     q = empty(sequences * length, heads[0], head_dim)
     k = empty(sequences * length, heads[1], head_dim)
     starts = torch.arange(sequences + 1, dtype=torch.int32, device="cuda") * length

@@ -20,7 +20,7 @@ _NO_RESERVE = 0x4000
 def _cache(
     rows: int, heads: int, keys: int, head_dim: int, padding: int = 0, dtype: torch.dtype = torch.bfloat16
 ) -> Tensor:
-    """Of any size: pages of memory that nobody touches are none."""
+    """Make a cache of any size: pages of memory that nobody touches are none."""
     shape = (rows, heads, keys, head_dim + padding)
     size = prod(shape) * dtype.itemsize
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)

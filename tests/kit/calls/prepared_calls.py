@@ -23,7 +23,7 @@ OPERATORS = (
 
 
 def forms_of(operator: Any) -> dict[Any, Any]:
-    """What is known of an operator's forms."""
+    """An operator's known forms."""
     return next(cell.cell_contents for cell in operator.__closure__ if isinstance(cell.cell_contents, dict))
 
 

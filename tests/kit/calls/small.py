@@ -94,7 +94,7 @@ def block(
 
 
 def behind(rows: int, hidden: int, inner: int, *, dtype: torch.dtype = torch.bfloat16, test: bool = False) -> None:
-    """What comes behind attention, in one launch. test: the build with delays, traced."""
+    """Launch all of a layer behind attention, at once. test: the build with delays, traced."""
     x, o, up, down, gain = (
         empty(*shape, dtype=dtype)
         for shape in ((rows, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner), (hidden,))

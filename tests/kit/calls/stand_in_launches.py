@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 
 
 class _Compiled(CompiledKernel):
-    """What Triton would have compiled. Its launcher keeps what it is given."""
+    """Triton's compiled kernel, stood in for. Its launcher keeps what it is given."""
 
     def __init__(self, source: Any, kept: list[tuple[Any, ...]]) -> None:
         signature = dict(source.signature)

@@ -173,7 +173,7 @@ def expected_tokens(
     max_model_len: int = 64,
     allowed: Callable[[list[int]], Collection[int]] | None = None,
 ) -> list[int]:
-    """What one sample's tokens are, without stop strings: one token at a time, everything recomputed, in float64.
+    """Generate one sample's tokens, without stop strings: one at a time, everything recomputed, in float64.
 
     allowed: what may follow some tokens; it ends where nothing but an end may.
     """

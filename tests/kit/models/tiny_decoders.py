@@ -105,7 +105,7 @@ def in_float32(model: Llama) -> Llama:
 
 
 def logits_of(model: Llama) -> list[Tensor]:
-    """Of two prompts, with those of every token, and of a step after them; on the CPU."""
+    """Logits of two prompts, with those of every token, and of a step after them; on the CPU."""
     kv = model.new_cache(num_slots=2, capacity=64)
     found: list[Tensor] = []
     for slot, prompt in enumerate(([5, 90, 3, 17, 44], [8])):

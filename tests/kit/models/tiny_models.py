@@ -107,7 +107,7 @@ def our_logits(model: Llama, token_ids: Sequence[int], chunks: Sequence[int], *,
     # Blocks in any order.
     kv = model.new_row_cache(num_slots=3, capacity=48)
     kv.block_table.copy_(kv.block_table.flip(0, 1))
-    # What was never written must never be read.
+    # Entries that were never written must never be read.
     for cache in (kv.k, kv.v):
         cache.fill_(torch.nan if cache.is_floating_point() else 127)
     rows, first = [], 0

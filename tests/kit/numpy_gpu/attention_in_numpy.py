@@ -89,7 +89,7 @@ class Tile:
         return [self.flat[: self.shape[-2] * self.shape[-1]]]
 
     def peek(self) -> Array:
-        """What lies there, whoever asks."""
+        """The values that lie there, whoever asks."""
         found = wrapped(self.cells.reshape(self.shape[-2:]).copy())
         return found.T if self.turned else found
 
@@ -192,7 +192,7 @@ def byte_rows(described: Any, at: list[int]) -> tuple[torch.Tensor, int]:
 
 
 class Language(Gluon):
-    """What the kernels call `gl`, for one program."""
+    """The kernels' `gl`, for one program."""
 
     float8e4nv = bfloat16 = np.float32
 

@@ -1,4 +1,4 @@
-"""What a tensor descriptor addresses, as TMA does: coordinates times strides modulo 2^64, zeros outside the bounds."""
+"""Addresses of a tensor descriptor, as TMA has them: coordinates times strides modulo 2^64, zeros out of bounds."""
 
 from typing import Any
 

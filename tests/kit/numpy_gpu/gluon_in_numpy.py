@@ -99,7 +99,7 @@ def first_of(x: Array, axis: int, size: int) -> np.ndarray:
 
 
 class Gluon:
-    """What the kernel calls `gl`, for one block."""
+    """The kernel's `gl`, for one block."""
 
     int8, int16, int32, int64 = np.int8, np.int16, np.int32, np.int64
     float16, float32, bfloat16, float64 = np.float16, np.float32, np.float16, np.float64
@@ -441,7 +441,7 @@ def _namespace(
             async_copy_shared_to_global=stores.issue,
             store_wait=stores.wait_until_read,
         ),
-        # What chain_kernel_impl says in PTX.
+        # These functions of chain_kernel_impl are PTX.
         "landed": stores.wait_until_written,
         "acquired": lambda: None,
         "stored": lambda: None,

@@ -127,7 +127,7 @@ class Agent:
 
 
 class Units:
-    """What a partition has others do beside it, and waits for in the order of issue: "products" or "stores"."""
+    """Work that a partition has others do beside it, and waits for in the order of issue: "products" or "stores"."""
 
     def __init__(self, agent: Agent, name: str):
         self.agent, self.number, self.count = agent, agent.block.number(f"{name} of {agent.name}"), 0
@@ -154,7 +154,7 @@ class Units:
 
 
 class Heard:
-    """What those know who have arrived at a barrier: phase by phase."""
+    """Knowledge of those that have arrived at a barrier: phase by phase."""
 
     def __init__(self) -> None:
         self.coming: np.ndarray | None = None

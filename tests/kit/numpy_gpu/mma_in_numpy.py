@@ -66,7 +66,7 @@ class Shared:
 
 
 class Language(Gluon):
-    """What the kernel calls `gl` and `async_copy`, for one program."""
+    """The kernel's `gl` and `async_copy`, for one program."""
 
     def __init__(self, program: int) -> None:
         self.block, self.blocks = program, (program + 1, 1)

@@ -1,4 +1,4 @@
-"""What masked multi-head attention computes, written once more in NumPy loops that share no code with the operator."""
+"""Masked multi-head attention, written once more in NumPy loops that share no code with the operator."""
 
 from typing import Any
 

@@ -125,7 +125,7 @@ class Memory:
 
 
 def widened(words: Array, DTYPE: Any, FORMAT: int) -> tuple[Array, ...]:
-    """What byte_values.widened says in PTX: the bits of float16 numbers, pair by pair, too small by a power of two."""
+    """byte_values.widened without PTX: the bits of float16 numbers, pair by pair, too small by a power of two."""
     pairs = torch.from_numpy(np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4))
     raw = unpaired(pairs, ROW_ROUNDINGS["int8" if FORMAT == 1 else "fp8"])
     made = raw.view(torch.int8).half() * 2.0**-24 if FORMAT == 1 else raw.view(torch.float8_e4m3fn).half() * 2.0**-8
@@ -135,7 +135,7 @@ def widened(words: Array, DTYPE: Any, FORMAT: int) -> tuple[Array, ...]:
 
 
 def nibbles(words: Array, SIGNED: int, DTYPE: Any) -> tuple[Array, ...]:
-    """What nibble_values.nibbles says in PTX: four numbers of the bytes' lower nibbles, then of the upper."""
+    """nibble_values.nibbles without PTX: four numbers of the bytes' lower nibbles, then of the upper."""
     raw = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4).astype(np.int16)
     unit = 2.0**-24 if DTYPE is np.float16 else 2.0**-133
     places = [(raw[..., byte] & mask) - SIGNED * (8 if mask == 15 else 128) for mask in (15, 240) for byte in range(4)]
@@ -143,19 +143,19 @@ def nibbles(words: Array, SIGNED: int, DTYPE: Any) -> tuple[Array, ...]:
 
 
 def unsigned_bytes(words: Array) -> tuple[Array, ...]:
-    """What nibble_values.unsigned_bytes says in PTX."""
+    """nibble_values.unsigned_bytes without PTX."""
     raw = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4).astype(np.int16)
     return tuple(wrapped(raw[..., byte]) for byte in range(4))
 
 
 def step_numbers(words: Array, SIXTEENTHS: int) -> tuple[Array, ...]:
-    """What operands.step_numbers says in PTX."""
+    """operands.step_numbers without PTX."""
     raw = np.ascontiguousarray(words).view(np.int8).reshape(*words.shape, 4).astype(np.float32)
     return tuple(wrapped(raw[..., at] / np.float32(16 if SIXTEENTHS and at % 2 == 0 else 1)) for at in range(4))
 
 
 def sixes(first: Array, second: Array, third: Array, DTYPE: Any) -> tuple[Array, ...]:
-    """What six_bits.sixes says in PTX."""
+    """six_bits.sixes without PTX."""
     halves = [np.ascontiguousarray(word).view(np.uint16).reshape(*word.shape, 2) for word in (first, second, third)]
     one, two, three = (half.astype(int) for half in halves)
     pairs = [word >> shift & 63 for word in (one, two, three) for shift in (0, 6)]
@@ -166,7 +166,7 @@ def sixes(first: Array, second: Array, third: Array, DTYPE: Any) -> tuple[Array,
 
 
 def both(words: Array) -> tuple[Array, ...]:
-    """What nibble_values.both says in PTX."""
+    """nibble_values.both without PTX."""
     raw = np.ascontiguousarray(words).view(np.int16).reshape(*words.shape, 2)
     return wrapped(raw[..., 0]), wrapped(raw[..., 1])
 
@@ -178,19 +178,19 @@ def _halves_of_bytes(words: Array, KV: int) -> np.ndarray:
 
 
 def half_pairs(words: Array, KV: int) -> tuple[Array, ...]:
-    """What byte_cache.half_pairs says in PTX."""
+    """byte_cache.half_pairs without PTX."""
     pairs = _halves_of_bytes(words, KV).view(np.int32)
     return wrapped(pairs[..., 0]), wrapped(pairs[..., 1])
 
 
 def key_pairs(even: Array, odd: Array, KV: int) -> tuple[Array, ...]:
-    """What byte_cache.key_pairs says in PTX."""
+    """byte_cache.key_pairs without PTX."""
     pairs = np.stack((_halves_of_bytes(even, KV), _halves_of_bytes(odd, KV)), -1).view(np.int32)[..., 0]
     return tuple(wrapped(pairs[..., number]) for number in range(4))
 
 
 def raised(words: Array, DTYPE: Any, FORMAT: int) -> Array:
-    """What byte_values.raised says in PTX."""
+    """byte_values.raised without PTX."""
     if FORMAT == 0 or DTYPE is np.float16:
         return words
     values = np.ascontiguousarray(words).view(DTYPE).astype(np.float64) * 2.0**64
@@ -198,12 +198,12 @@ def raised(words: Array, DTYPE: Any, FORMAT: int) -> Array:
 
 
 def halves(word: Array) -> np.ndarray:
-    """Of each word, which stands there twice, the lower half the first time and the upper one the second."""
+    """Halves of each word, which stands there twice: the lower one the first time and the upper one the second."""
     return (np.asarray(word).astype(np.int64) >> np.array([0, 16])) & 0xFFFF
 
 
 def compact_numbers(words: tuple[Array, ...], last: Array) -> tuple[Array, ...]:
-    """What compact_values.compact_numbers says in PTX: compact.py's layout, undone."""
+    """compact_values.compact_numbers without PTX: compact.py's layout, undone."""
     planes, beside = np.stack([halves(word) for word in words]).reshape(3, 4, *last.shape), halves(last)
     numbers, gaps = planes & 0x8FFF, (planes >> 12) & 7
     made: list[np.ndarray] = []
@@ -218,7 +218,7 @@ def compact_numbers(words: tuple[Array, ...], last: Array) -> tuple[Array, ...]:
 
 
 def listed_numbers(thread: Array, word: Array) -> tuple[Array, ...]:
-    """What compact_values.listed_numbers says in PTX."""
+    """compact_values.listed_numbers without PTX."""
     bits = np.asarray(word).astype(np.int64)
     assert (bits == bits.flat[0]).all()
     mine, number = np.asarray(thread) == (bits >> 5) & 127, ((bits >> 16) & 0xFFFF).astype(np.uint16).view(np.int16)

@@ -66,7 +66,7 @@ class Shared:
         return [self.data[: math.prod(self.shape) * self.item.itemsize]]
 
     def peek(self) -> Array:
-        """What lies there, whoever asks."""
+        """The values that lie there, whoever asks."""
         found = wrapped(self._cells().reshape(self.shape).copy())
         return found if self.order is None else found.transpose(self.order)
 

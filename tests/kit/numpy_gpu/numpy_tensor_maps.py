@@ -17,7 +17,7 @@ class Descriptor:
         self.stream, self.rows = stream, rows
 
     def box(self, at: Sequence[Any]) -> np.ndarray:
-        """What a copy of one box brings."""
+        """The values that a copy of one box brings."""
         return self.stream[int(at[0]) : int(at[0]) + self.rows]
 
 
@@ -33,7 +33,7 @@ class Matrix:
         self.stride = shape[1] if stride is None else stride
 
     def box(self, at: Sequence[Any]) -> np.ndarray:
-        """What a copy of one box brings."""
+        """The values that a copy of one box brings."""
         rows, columns, inside = self._places(at)
         found = self.memory.load(self.pointer + np.where(inside, rows * self.stride + columns, 0))
         return np.where(inside, found, self.pointer.item.type(0))
@@ -59,7 +59,7 @@ class Boxes:
         self.dtype = pointer.item
 
     def box(self, at: Sequence[Any]) -> np.ndarray:
-        """What a copy of one box brings."""
+        """The values that a copy of one box brings."""
         where, inside = np.zeros(self.block_shape, np.int64), np.ones(self.block_shape, bool)
         for axis, first in enumerate(at):
             turned = [1] * len(self.block_shape)

@@ -31,7 +31,7 @@ def executed(text: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _made(op: str, sources: list[np.ndarray]) -> np.ndarray:
-    """What an instruction writes."""
+    """Compute an instruction's result."""
     if op == "mov.b32":
         return sources[0]
     if op == "cvt.rn.f16x2.e4m3x2":

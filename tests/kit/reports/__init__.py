@@ -1,4 +1,4 @@
-"""What is reported of each kernel, by its name: resources, instructions, and what analysers find in its text."""
+"""Report of each kernel, by its name: resources, instructions, and what analysers find in its text."""
 
 import inspect
 import sys
@@ -15,7 +15,7 @@ from kit.source_digest import digest_of_files
 __all__ = ["checks_of", "report_of"]
 
 _Checks = list[Callable[[Built], Report]]
-# What is recorded is in the key itself.
+# Modules of which the key itself holds what is recorded.
 _RECORDING = {Recorded.__module__, Call.__module__}
 _GLUON: dict[str, _Checks] = {
     "attention_kernel": [attention.hopper],

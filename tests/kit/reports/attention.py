@@ -1,4 +1,4 @@
-"""What is reported of prefill attention's kernels."""
+"""Reports of prefill attention's kernels."""
 
 from __future__ import annotations
 

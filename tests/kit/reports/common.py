@@ -1,4 +1,4 @@
-"""What is reported of each compiled kernel: its resources, and of one with partitions what these do to each other."""
+"""Report of each compiled kernel: its resources, and of one with partitions what these do to each other."""
 
 from __future__ import annotations
 

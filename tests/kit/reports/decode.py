@@ -1,4 +1,4 @@
-"""What is reported of decode attention's kernels."""
+"""Reports of decode attention's kernels."""
 
 from __future__ import annotations
 

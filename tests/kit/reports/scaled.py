@@ -1,4 +1,4 @@
-"""What is reported of one-byte products."""
+"""Reports of one-byte products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is reported of the feed-forward chain and of the smaller operators."""
+"""Reports of the feed-forward chain and of the smaller operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is reported of the wave's kernel and of what packs its weights."""
+"""Reports of the wave's kernel and of those that pack its weights."""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ CALLED: list[Any] = [
         ],
     },
 ]
-# What makes a prompt of a request.
+# Fields that make a prompt of a request.
 PROMPT = ("model", "messages", "system", "tools", "tool_choice", "thinking")
 FORCED: dict[str, Any] = {"tools": TOOLS, "max_tokens": 120}
-# What is asked, and the kinds that the answer's blocks may have.
+# Requests, and the kinds that the answer's blocks may have.
 ASKED: list[tuple[dict[str, Any], set[str]]] = [
     ({}, {"text"}),
     ({"system": "Be brief."}, {"text"}),

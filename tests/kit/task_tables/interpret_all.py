@@ -12,7 +12,7 @@ from onewave.tiles.proof.table import TaskTable
 
 @dataclass(frozen=True)
 class Harm:
-    """What some interleaving does. kind: once, deadlock (no worker can go on) or race (a wrong read or result)."""
+    """A fault of some interleaving. kind: once, deadlock (no worker can go on) or race (a wrong read or result)."""
 
     kind: str
     text: str
@@ -103,7 +103,7 @@ class _World:
         return tickets, self.with_lane(lanes, lane, code), tuple(counts), tuple(changed)
 
     def end_of(self, state: State) -> Harm | None:
-        """What is wrong with a state that nothing leads out of."""
+        """The harm of a state that nothing leads out of."""
         tickets, lanes, _, slots = state
         rows = [self.row_of(lane, code) for lane, code in enumerate(lanes)]
         waiting = [self.name(row) for row in rows if row is not None]

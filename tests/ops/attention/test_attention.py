@@ -88,7 +88,7 @@ def test_keys_that_no_query_sees_may_hold_nan(mask: dict[str, Any], backend: str
     for queries, keys in [(1, 17), (3, 40), (40, 64), (64, 40)]:
         q, k, v = qkv(queries, keys)
         right = attention(q, k, v, backend="reference", **mask)
-        # Of equal scores every key that is seen has some weight.
+        # With equal scores every key that is seen has some weight.
         weights, _ = oracle(
             torch.zeros(1, 1, queries, 8), torch.zeros(1, 1, keys, 8), torch.eye(keys)[None, None], **mask
         )

@@ -67,7 +67,7 @@ def test_no_length_and_no_stride_compiles_a_kernel_anew(kernel: Any, others: str
 
 
 class Gpu(SimpleNamespace):
-    """What gluon_tiles_impl asks of the language, for numbers: its functions then run as plain Python."""
+    """The language as gluon_tiles_impl uses it, for numbers: its functions then run as plain Python."""
 
     def __init__(self, program: int, programs: int, memory: dict[int, int]) -> None:
         super().__init__(

@@ -28,7 +28,7 @@ def rand(*shape: int, seed: int = 0) -> Tensor:
 
 
 def launch(call: AttentionCall) -> None:
-    """What is chosen for a call by the portable kernel; without a query nothing is launched."""
+    """Launch the portable kernel as it is chosen for a call; without a query nothing is launched."""
     choice = choose(call)
     assert choice.module == ("triton.launch" if call.q.numel() else "empty")
     load("attention", choice.module).run(call, choice)

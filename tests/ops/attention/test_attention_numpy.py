@@ -163,7 +163,7 @@ def test_heads_that_are_padded_in_shared_memory_leave_their_neighbours_alone(
 
 
 def multiplications(kernel: NumpyKernel, num_queries: int, num_keys: int, **options: Any) -> int:
-    """Of one head's attention, which has to be right."""
+    """Count the multiplications of one head's attention, which has to be right."""
     q, k, v = (randn(1, 1, n, 128, seed=seed) for seed, n in enumerate((num_queries, num_keys, num_keys)))
     before = kernel.multiplications
     out = attention(q, k, v, backend="gluon", **options)

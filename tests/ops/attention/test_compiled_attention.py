@@ -95,7 +95,7 @@ def test_partitions_of_hoppers_kernels_hand_over_only_what_is_finished(finding: 
 
 def test_a_scores_exponent_is_one_multiply_add_in_every_loop() -> None:
     """Where one loop multiplies and then subtracts, a row's bits depend on which of them took its keys."""
-    # What is left are the factors of what was summed before: two rows a thread, a dozen places.
+    # The factors of sums are left: two rows a thread, a dozen places.
     assert max(report["exponents_of_sums"] for report in OURS.values()) < 64
 
 

@@ -12,7 +12,7 @@ SPILLED = {
     "16 rows 8 queries int8": 320, "16 rows 8 queries D120 pages of 16": 128, "16 rows mmha D64 fp16 mask": 96,
 }  # fmt: skip
 ODD = [name for name in TRITON if "odd" in name]
-# Of an SM, with 1 KiB beside each block.
+# Shared memory of an SM, with 1 KiB beside each block.
 SHARED_AN_SM = 228 << 10
 
 
@@ -85,7 +85,7 @@ def test_hoppers_kernel_compiles_without_spilling(name: str) -> None:
 
 @pytest.mark.parametrize("name", GLUON)
 def test_nothing_but_what_to_ask_for_is_read_before_the_wait(name: str) -> None:
-    # Of several rows all lengths, and then the first row's; whether they are finished as well.
+    # Several rows load all lengths, and then the first row's; whether they are finished as well.
     one = name.startswith("1 row")
     loads = (1 if one else 2) * (2 if "finished" in name else 1)
     workers, loader = (dict(each) for each in GLUON[name]["unwaited"])

@@ -91,7 +91,7 @@ def launched(
 
 
 def test_no_kernel_is_left_to_choose_where_it_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two kernels with the same bits one must not fuse a sum with a product that the other rounds first."""
+    """One of two kernels with the same bits must not fuse a sum with a product that the other rounds first."""
     fused: list[bool] = []
 
     def launch(*_: Any, enable_fp_fusion: bool = True, **__: Any) -> None:

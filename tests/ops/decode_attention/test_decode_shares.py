@@ -125,7 +125,7 @@ def test_whoever_comes_last_merges_and_leaves_the_counters_at_zero(shares, monke
     q = randn(len(lengths), 8, 1, 32, seed=0)
     counters = torch.zeros(64, dtype=torch.int32)
     monkeypatch.setattr(triton_impl, "counters", lambda *_: counters)
-    # What lies behind a row's partials is loaded, and must not count.
+    # Numbers behind a row's partials are loaded, and must not count.
     monkeypatch.setattr(triton_impl, "scratch", lambda _, floats: torch.full((floats,), float("nan")))
     monkeypatch.setattr(DecodePlan, "shares", lambda *_: shares)
     first = run(q, k, v, lengths)

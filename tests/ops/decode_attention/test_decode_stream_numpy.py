@@ -220,7 +220,7 @@ def test_a_triton_that_cannot_compile_it_has_the_portable_kernel(gpu: Gpu, monke
 
 
 def brought(gpu: Gpu, dim: int) -> set[tuple[str, int, int, int, int]]:
-    """What was brought nearer of caches of `case`, values with heads last: (k or v, row, head, key, first column)."""
+    """The parts of caches of `case` brought nearer, values with heads last: (k or v, row, head, key, first column)."""
     found = set[tuple[str, int, int, int, int]]()
     for name, offset, size in gpu.nearer:
         assert size == 128
@@ -280,7 +280,7 @@ def test_what_lengths_are_before_the_wait_decides_nothing(before: tuple[int, ...
 def test_no_tile_comes_twice_if_lengths_stay(dim: int, gpu: Gpu) -> None:
     lengths, tile = [300, 5, 520], 128 if dim == 64 else 64
     attend(*case(lengths, dim=dim))
-    # Of keys and of values of two heads; splits are whole tiles.
+    # Boxes of keys and of values of two heads; splits are whole tiles.
     assert gpu.boxes == 2 * 2 * sum(-(-length // tile) for length in lengths)
 
 

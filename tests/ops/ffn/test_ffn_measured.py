@@ -1,4 +1,4 @@
-"""What `auto` makes of measurements: the table is the ledger's, one launch only where it is ahead, no copy too many."""
+"""Choices of `auto` from measurements: the ledger's table, one launch only where it is ahead, no copy too many."""
 
 import json
 from collections import OrderedDict
@@ -169,7 +169,7 @@ class Gpu:
         return call.x.new_zeros(len(call.x), len(call.w_down))
 
     def took(self) -> str:
-        """What ran since it was last asked, products being none of ours."""
+        """Names of the kernels that ran since it was last asked, products being none of ours."""
         ran, self.ran = self.ran, []
         return " ".join(ran) or "torch"
 

@@ -20,7 +20,7 @@ BATCHES = {8: 1, 16: 8, 32: 16}
 
 
 class Stage:
-    """What a stage is given."""
+    """A stage that keeps the words it is given."""
 
     words: Array
 

@@ -1,4 +1,4 @@
-"""What multiplies by dense weights on a GPU, and in which tiles."""
+"""Choice of the kernel that multiplies by dense weights on a GPU, and of its tiles."""
 
 import pytest
 import torch
@@ -90,7 +90,7 @@ def test_tiles_of_packed_rows_cover_the_result_and_fit_shared_memory(
 
 
 def test_few_packed_rows_and_tokens_are_widened_into_shared_memory_and_others_in_registers() -> None:
-    """What was faster on an H200 (docs/log/prompts.md), of tiles of 16 rows."""
+    """The faster choice on an H200 (docs/log/prompts.md), of tiles of 16 rows."""
     sizes = {(8, 4096, 14336): None, (64, 4096, 4096): None, (64, 28672, 4096): (128, 64), (8, 6144, 4096): (64, 16)}
     sizes |= {(256, 4096, 14336): (64, 128), (256, 28672, 4096): (128, 256), (2048, 6144, 4096): (128, 256)}
     for (tokens, rows, cols), tile in sizes.items():

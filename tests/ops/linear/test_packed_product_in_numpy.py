@@ -1,4 +1,4 @@
-"""What a product reads of packed tiles, and what it makes of them, the kernel's own source executed in NumPy."""
+"""A product's reads of packed tiles and its results, the kernel's own source executed in NumPy."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def in_numpy(memory: Memory) -> dict[str, Any]:
 
 
 def numbers_of(own: dict[str, Any], packed: Any, planes: Any, beside: Copies, c: Any) -> Tensor:
-    """What the product makes of copied words, float32 [rows, columns]: each row block's rows, unit by unit."""
+    """The product's numbers of copied words, float32 [rows, columns]: each row block's rows, unit by unit."""
     units = packed.tiles * own["units_of"](c.R, c.IMAGES)
     blocks, unroll, lines = own["blocks_of"](c.R), 4 if c.R == 8 else 2, own["lines_in_stage"](c.FORMAT, c.R)
     found: list[Tensor] = []
@@ -197,7 +197,7 @@ def test_each_unit_gets_the_weights_that_lie_there(form: WeightFormat, tile_rows
     weights = torch.randn(height, cols, generator=dice).bfloat16()
     if form is COMPACT:
         weights[3, 5::97] *= 2.0**-40  # thirteen bits do not reach these
-    # Of bytes the sums are scaled, and no number is rounded.
+    # Sums of bytes are scaled, and no number is rounded.
     dtype = torch.float32 if form.number < 3 else torch.bfloat16
     kind = tile_format(form, shape, dtype)
     if kind.product == NESTED.number:

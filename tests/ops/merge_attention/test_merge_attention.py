@@ -27,7 +27,7 @@ INF = float("inf")
 
 
 def kernel(outs: list[Tensor] | Tensor, lses: list[Tensor] | Tensor) -> tuple[Tensor, Tensor]:
-    """What the operator runs on a GPU, under the interpreter elsewhere."""
+    """Run the operator as on a GPU, under the interpreter elsewhere."""
     call = MergeCall(op._as_parts(outs), op._as_parts(lses), described=Device((9, 0), 132))
     return triton_impl.run(call, choose(call))
 

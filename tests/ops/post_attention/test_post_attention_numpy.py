@@ -1,4 +1,4 @@
-"""What comes behind attention in one launch, the kernel's own source executed in NumPy."""
+"""All of a layer behind attention in one launch, the kernel's own source executed in NumPy."""
 
 import random
 import time

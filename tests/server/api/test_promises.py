@@ -1,4 +1,4 @@
-"""What other servers have got wrong, over HTTP: BOS twice, an end-of-text id of several, another first answer."""
+"""Faults of other servers, over HTTP: BOS twice, an end-of-text id of several, another first answer."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What OpenAI's API refuses, and this server too, before anything runs."""
+"""Requests that OpenAI's API refuses, and this server too, before anything runs."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What becomes of requests with clients that go, steps that fail, and readers that are slow."""
+"""Fate of requests with clients that go, steps that fail, and readers that are slow."""
 
 import asyncio
 import json

@@ -13,7 +13,7 @@ from onewave.tiles.proof.verify import verify
 
 
 def waits_of(schedule: Schedule, task: int) -> list[tuple[list[int], int]]:
-    """What a task waits for: the tasks that post to each of its counters, and the value."""
+    """A task's waits: the tasks that post to each of its counters, and the value."""
     waits, posts = schedule.syncs.waits, schedule.syncs.posts
     part = slice(waits.start[task], waits.start[task + 1])
     return sorted(

@@ -1,4 +1,4 @@
-"""What verify accepts and rejects, case by case."""
+"""Schedules that verify accepts and rejects, case by case."""
 
 import dataclasses
 import itertools

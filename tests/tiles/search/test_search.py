@@ -21,7 +21,7 @@ from onewave.tiles.search.starts import block_snake, block_snake_loads, renamed,
 from onewave.tiles.search.tree import astar, beam
 
 SPACES = {"belady": BeladySpace, "lru": LruSpace}
-# What the exact search proves, as found once and held here; brute force below checks the 3x3 ones independently.
+# Results that the exact search proves, as found once and held here; brute force below checks the 3x3 ones by itself.
 LEAST = {
     ("belady", 3): (10, 8, 6, 6, 6, 6, 6),
     ("lru", 3): (10, 10, 7, 6, 6, 6, 6),

@@ -131,7 +131,7 @@ def test_what_a_cache_moves_obeys_the_laws(items, capacity, policy):
     assert set(tile[result.loaded].tolist()) >= first_reads
     assert (result.loaded == (~result.hit & ~write)).all()
     assert result.stored_bytes >= sum({int(t): int(s) for t, s, w in zip(tile, size, write, strict=True) if w}.values())
-    # What came in and did not leave fits.
+    # Bytes that came in and did not leave fit.
     came, left = int(size[~result.hit].sum()), 0
     for at, t in zip(result.evicted_at, result.evicted_tile, strict=True):
         left += int(size[tile == t][0]) if at < len(tile) else 0

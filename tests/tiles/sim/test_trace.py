@@ -21,7 +21,7 @@ SIMULATED = simulate(
 
 
 def measured(**changes):
-    """What a GPU might hand over: two workers, three tasks, in cycles."""
+    """A trace as a GPU might hand it over: two workers, three tasks, in cycles."""
     tasks = {
         "task": [0, 1, 2],
         "worker": [0, 1, 0],

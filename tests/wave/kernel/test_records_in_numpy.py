@@ -29,7 +29,7 @@ from onewave.wave.plan.layout import POINTERS, RECORDS_AHEAD, STEP_WORDS, TOGETH
 
 @gluon.jit
 def ring(box, first_step, num_steps, out, PLACES: gl.constexpr, AHEAD: gl.constexpr):
-    """Of each step, its record's first word, that of the one AHEAD of it, and a place, if PLACES."""
+    """Each step's first word of its record, that of the one AHEAD of it, and a place, if PLACES."""
     groups, places, full = records_memory(box, PLACES)
     records = Records(box=box, first_step=first_step, num_steps=num_steps, groups=groups, places=places, full=full)
     copy_first_records(records, PLACES)

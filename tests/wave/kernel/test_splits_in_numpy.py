@@ -28,7 +28,7 @@ LENGTHS = [
 
 @gluon.jit
 def used(box, lengths, count, out, MERGE_WORDS: gl.constexpr):
-    """Of each length the splits that the first record's sequence has, as split_of_keys has it."""
+    """Splits that the first record's sequence has for each length, as split_of_keys has it."""
     groups, places, full = records_memory(box, False)
     records = Records(box=box, first_step=0, num_steps=1, groups=groups, places=places, full=full)
     copy_first_records(records, False)

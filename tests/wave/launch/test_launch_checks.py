@@ -1,4 +1,4 @@
-"""What a decode step refuses before anything runs."""
+"""Calls that a decode step refuses before anything runs."""
 
 import pytest
 import torch

@@ -116,7 +116,7 @@ def test_a_residual_stream_that_changes_its_worker_is_refused() -> None:
         deal = Deal(operations, shape, 2, 1, by_writer=True)
         deal.add("a", shares=[4, 4])
         deal.add("b", shares=shares)
-        # What a worker adds to must be what it owns: another share reads its neighbour's rows.
+        # A worker adds to what it owns alone: another share reads its neighbour's rows.
         graph = deal.build.graph()
         build_program(graph, lowered(deal, 2), operations, shape)
 
@@ -215,7 +215,7 @@ def test_an_attention_step_is_announced_once_by_an_earlier_product_of_its_worker
 @pytest.mark.parametrize("workers", [1, 3, 7])
 @pytest.mark.parametrize("batch", [1, 4, 8, 16])
 def test_keys_come_behind_the_products_that_an_attention_task_waits_for(workers: int, batch: int) -> None:
-    """Of each lane's attention tasks, in turn: before which of its tiles, and whose keys; once for each task."""
+    """Each lane's attention tasks, in turn: before which of its tiles, and whose keys; once for each task."""
     program = plan_decode(BASE, batch=batch, workers=workers).program
     for worker, row in enumerate(program.key_tasks.tolist()):
         pairs = [(stop, task) for stop, task in zip(row[0::2], row[1::2], strict=True) if stop != 2**31 - 1]

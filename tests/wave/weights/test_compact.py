@@ -28,7 +28,7 @@ THREADS, PLACES = np.arange(128), np.arange(32)
 
 
 def numbers_in(bits: np.ndarray) -> np.ndarray:
-    """What bits of bfloat16 numbers stand for."""
+    """The numbers that bits of bfloat16 stand for."""
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 

@@ -32,7 +32,7 @@ BOTH = pytest.mark.parametrize("rounding", ROW_ROUNDINGS.values(), ids=str)
 
 
 def values_of(rounding: RowRounding) -> Tensor:
-    """What each of the 256 bytes stands for, written out."""
+    """The values of the 256 bytes, written out."""
     byte = np.arange(256)
     if rounding.name == "int8":
         return torch.from_numpy(byte.astype(np.uint8).view(np.int8).astype(np.float64))

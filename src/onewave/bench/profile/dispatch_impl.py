@@ -46,7 +46,7 @@ def dispatch_kernel(out, room, SPIN: tl.constexpr, MAX_POLLS: tl.constexpr, STOR
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Of each thread block in order: its SM, and when it began and ended, ns after the first. cluster: its size."""
+    """Each thread block's SM, and when it began and ended, ns after the first, in order. cluster: its size."""
 
     sm: list[int]
     begin: list[int]

@@ -1,4 +1,4 @@
-"""What a pass over PTX is, and a digest of all passes."""
+"""A pass over PTX, and a digest of all passes."""
 
 from __future__ import annotations
 

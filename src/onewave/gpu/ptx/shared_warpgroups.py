@@ -41,13 +41,13 @@ _TRITON = "3.6"
 # at 10.
 _FIRST_BARRIER = 4
 _SHARED = "$L__BB_shared"
-# What makes a register of registers, and can be done by every warp before they part.
+# Instructions that make a register of registers, and that every warp can do before they part.
 _PURE = re.compile(
     r"\t(?:(?:add|sub|mul|mad|setp|and|or|xor|not|shl|shr|bfe|bfi|cvt|mov|selp|min|max)\.\S+\s+%\w+, [^;\[]*"
     r"|ld\.param\.\S+\s+%\w+, \[\w+\]);"
 )
 _NOTE = re.compile(r"\t\.loc\s|\s*//|\$L__tmp\d+:|\s*$")
-# What else a block's setup may hold: nothing that makes a register.
+# Other instructions that a block's setup may hold: none that makes a register.
 _EFFECT = re.compile(r"\t(?:@%p\d+ )?(?:mbarrier\.init|bar\.sync|fence\.|st\.shared)\S*(?:\s[^;]*)?;?")
 _END = re.compile(r"\tst\.shared\S*\s+\[global_smem\+\d+\], \{?[\d, ]+\}?;")
 _LABEL = re.compile(r"(\$L__BB\w+):")
@@ -133,7 +133,7 @@ def _expect(lines: Iterable[str], *patterns: re.Pattern[str]) -> None:
 
 
 def unexpected(found: str, what: str = "warpgroups that share their code") -> UnsupportedError:
-    """What is raised of a kernel's PTX in which that was found."""
+    """Return the error to raise for a kernel's PTX in which that was found."""
     return UnsupportedError(
         what,
         got=f"PTX of Triton {triton.__version__} with {found}",

@@ -32,7 +32,7 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
 
 
 class Sequences(NamedTuple):
-    """What the loops know of each sequence, int64 [sequences, FIELDS], their pages, int64, and all items."""
+    """Sequences as the loops read them, int64 [sequences, FIELDS], their pages, int64, and the number of items."""
 
     rows: Tensor
     pages: Tensor

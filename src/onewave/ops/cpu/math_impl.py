@@ -1,4 +1,4 @@
-"""What the float32 CPU kernels share: arrays from addresses, and an exponential that vectorises.
+"""Helpers of the float32 CPU kernels: arrays from addresses, and an exponential that vectorises.
 
 Kernels take addresses as integers because unpacking an array argument costs more than the smallest of them runs.
 """

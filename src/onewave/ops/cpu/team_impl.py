@@ -52,7 +52,7 @@ _LEAD_ALL_SIGNATURE = types.void(types.int64, types.int64, types.int64)
 _JOB_WORDS = 3 + 1 + _MAX_ARGUMENTS
 
 
-# What kernels inline from other files than their own, below ops/: Numba does not notice when it changes.
+# Files below ops/ from which kernels of other files inline: Numba does not notice when one changes.
 _INLINED = (
     *(f"cpu/{name}" for name in ("__init__", "math_impl", "team_impl", "vectors_impl")),
     *(f"linear/{name}" for name in ("loops_impl", "packed", "unpack_impl")),

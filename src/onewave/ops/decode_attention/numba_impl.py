@@ -89,7 +89,7 @@ def _items(table_at: int, first_item: int, last_item: int) -> None:
                     j += 1
         for of in range(heads):
             weights = floats(room_at + of * weights_bytes, vectors * 16)
-            # What fills up the last vector is a score like any other.
+            # Padding of the last vector is a score like any other.
             for j in range(length, vectors * 16):
                 weights[j] = weights[0]
             top, total = scale_and_max(room_at + of * weights_bytes, vectors, scale), np.float32(0.0)

@@ -43,7 +43,7 @@ def _block_sums(table_at, first, last):
             block_sums[i] = total
 
 
-# What multiplies one or two tokens, and what unpacks, by format. What multiplies rooms with more, by format.shifted.
+# Loops that multiply one or two tokens, and that unpack, by format; those that multiply rooms with more, by shifted.
 _DIRECT, _UNPACK = ({kind: build(kind) for kind in FORMATS} for build in (direct, unpack))
 _ROOMS = {shifted: over_rooms(shifted=shifted) for shifted in (False, True)}
 
@@ -78,7 +78,7 @@ def products(x: Tensor, weight: PackedWeight, out: Tensor) -> list[Product]:
 
 
 def _inputs(x: Tensor, piece: PackedRows) -> Tensor:
-    """What a piece multiplies, contiguous."""
+    """The columns of x that a piece multiplies, contiguous."""
     columns = piece.blocks * FORMATS[piece.kind].columns
     if columns != x.shape[1]:
         x = F.pad(x, (0, columns - x.shape[1]))

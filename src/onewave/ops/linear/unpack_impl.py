@@ -250,5 +250,5 @@ CHUNKS: dict[str, _Chunks] = {
     "F16": _dense(lambda e, base, column: e.half(base, 2 * column)),
     "F32": _dense(lambda e, base, column: e.load(base, 4 * LANES * column, FLOATS, 4)),
 }
-"""What unpacks each of packed.FORMATS."""
+"""Code that unpacks each of packed.FORMATS."""
 assert CHUNKS.keys() == FORMATS.keys()

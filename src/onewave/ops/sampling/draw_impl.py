@@ -105,7 +105,7 @@ def draw_of(
         before = sum_of_all(gl.where(firsts < first, theirs, 0), XW)
     goal -= before
     drawn = token_of(sets, number)
-    # Of logits that are no numbers none weighs anything: block 0 then says something, lest all wait for ever.
+    # Logits that are no numbers all weigh nothing: block 0 then says something, lest all wait for ever.
     if ((goal >= 0) & (goal < own)) | ((total <= 0) & (block == 0)):
         passed = first * 0
         sofar = top_k * 0

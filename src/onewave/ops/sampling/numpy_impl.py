@@ -42,7 +42,7 @@ def _draw(row: _Floats, uniform: float, limits: RowLimits) -> int:
 
 
 def _draw_ordered(scaled: _Floats, best: np.float32, uniform: float, limits: RowLimits, least: int) -> int:
-    """What op._draw_sorted does, sorting only as many tokens as can be drawn: a stable sort of 49,152 floats takes 4
+    """Draw as op._draw_sorted does, sorting only as many tokens as can be drawn: a stable sort of 49,152 floats takes 4
     ms."""
     weights = None if least == 0 and limits.top_k < len(scaled) else _weights(scaled, best)
     kept = len(scaled) if weights is None or least == 0 else int(np.count_nonzero(weights >= least))

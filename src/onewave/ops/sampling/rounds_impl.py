@@ -27,7 +27,7 @@ from triton.experimental.gluon import language as gl
 
 from onewave.wave.kernel.spin import ABSENT, fence, poll_words
 
-# Of a probability of 1, and the number that, added, leaves no bits behind the point of what is at most that.
+# Weight of a probability of 1, and the number that, added to at most that, leaves no bits behind the point.
 _UNIT = gl.constexpr(2.0**44)
 _ROUNDER = gl.constexpr(2.0**52)
 _BITS31 = gl.constexpr(0x7FFFFFFF)
@@ -115,7 +115,7 @@ def four_words(first, second, third, fourth):
 
 @gluon.jit
 def words_apart(words, SHAPE: gl.constexpr):
-    """What four_words has put together. SHAPE: of words, with the last axis cut in two pairs."""
+    """The four words that four_words has put together. SHAPE: of words, with the last axis cut in two pairs."""
     even, odd = gl.split(gl.reshape(words, SHAPE))
     first, third = gl.split(even)
     second, fourth = gl.split(odd)
@@ -139,7 +139,7 @@ def show_parts(
     OF_ROWS: gl.constexpr = gl.SliceLayout(1, PARTS)
     OF_PARTS: gl.constexpr = gl.SliceLayout(0, PARTS)
     SIZE: gl.constexpr = XW * 128
-    # Of what the warps have of a part, four lanes add up a quarter each.
+    # Four lanes add up a quarter each of the warps' sums of a part.
     WARPS: gl.constexpr = gl.BlockedLayout([XW // 4, 1, 4], [4, 8, 1], [XW, 1, 1], [2, 1, 0])
     OWN: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, WARPS))
     part = gl.arange(0, 8, layout=OF_PARTS)
@@ -177,7 +177,7 @@ def show_parts(
 
 @gluon.jit
 def read_parts(shown, watch, block, step, KEPT: gl.constexpr, XW: gl.constexpr):
-    """What all blocks have shown of each part, put together: int32 [8, 4], a packet each. A warp reads a part's."""
+    """Read all blocks' sums of each part, put together: int32 [8, 4], a packet each. A warp reads a part's."""
     WORDS: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [XW, 1], [1, 0])
     part = gl.arange(0, 8, layout=gl.SliceLayout(1, WORDS))[:, None]
     word = gl.arange(0, XW * 128, layout=gl.SliceLayout(0, WORDS))[None, :]
@@ -273,7 +273,7 @@ def narrowed(
             if search == 2:
                 # Rounding may carry the product up to the total itself, where no token is.
                 goal = gl.minimum((uniform * total.to(gl.float64)).to(gl.int64), total - 1)
-            # Of logits that are no numbers none weighs anything.
+            # Logits that are no numbers all weigh nothing.
             search = gl.where(total > 0, search, 3)
             if search < 3:
                 whole = 1

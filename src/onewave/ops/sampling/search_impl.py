@@ -56,7 +56,7 @@ def draw_limited_kernel(
     place = row * gl.num_programs(0) + block
     number = gl.load(epochs + place)
     mine = sets + row * set_words
-    # What the launch before has left, for the next one.
+    # The launch before leaves its sets to be cleared for the next one.
     clear_draws(mine, number + 1, block, XW)
     clear_rounds(mine, number + 1, block, XW)
     piece = gl.arange(0, PIECES, layout=gl.BlockedLayout([1], [32], [XW], [0]))
@@ -80,7 +80,7 @@ def words_of_sets(blocks: int) -> int:
 
 @dataclass(frozen=True)
 class _State:
-    """What launches of as many blocks and rows on one stream leave to each other. stalled: of the host's memory."""
+    """State that launches of as many blocks and rows on a stream share in turn. stalled: of the host's memory."""
 
     sets: Tensor
     epochs: Tensor

@@ -36,14 +36,14 @@ def _entries(piece, PIECE: tl.constexpr):
 
 @triton.jit
 def _logits(logits_ptr, row, index, vocab, stride):
-    """Of a row; -inf beyond it."""
+    """Load a row's logits; -inf beyond it."""
     return tl.load(logits_ptr + row.to(tl.int64) * stride + index, mask=index < vocab, other=float("-inf"))
 
 
 @triton.jit
 def _best_of_piece(logits_ptr, best_ptr, vocab, stride, PIECE: tl.constexpr):
     row, piece = tl.program_id(0), tl.program_id(1)
-    # What stands for entries beyond the row is -inf, and its index is higher: never better than any of the row's own.
+    # Entries beyond the row are -inf, and their indices are higher: never better than any of the row's own.
     index = _entries(piece, PIECE)
     logits = _logits(logits_ptr, row, index, vocab, stride)
     bits = (logits + 0.0).to(tl.int32, bitcast=True)  # makes both zeros equal

@@ -119,7 +119,7 @@ def epilogue_tensors(call: ScaledCall) -> tuple[Tensor | None, ...]:
 
 
 def factor_of(call: ScaledCall) -> float:
-    """What int8 results are multiplied by; 1 of others."""
+    """The factor of int8 results; 1 of others."""
     return 1.0 if call.epilogue.out_scale is None else call.epilogue.factor
 
 

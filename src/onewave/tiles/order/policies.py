@@ -37,7 +37,7 @@ from onewave.tiles.order.schedule import (
 
 @dataclass(frozen=True)
 class StageTiles:
-    """What a policy sees of one tensor.
+    """One tensor's tiles as a policy sees them.
 
     index: [tiles, rank] every tile's index, row-major. reader, read: the reading task of a tile, by the tile's place in
     `index`; sorted by reader, then tile, each pair once.

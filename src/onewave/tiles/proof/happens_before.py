@@ -1,4 +1,4 @@
-"""What happens before what: the order that queues and counters really enforce, and cycles in it.
+"""Happens-before: the order that queues and counters really enforce, and cycles in it.
 
 A task happens before another when a chain of steps leads there, each step either "later in the same queue" or "waits
 for a counter to which the former posts". Waits are for a counter's whole total (`verify` has checked that first), so a
@@ -179,7 +179,7 @@ def _named(nodes: list[int], num_tasks: int) -> list[Step]:
 
 
 def unordered_pairs(schedule: Schedule, places: Places, order: Ints, earlier: Ints, later: Ints) -> Ints:
-    """Of the pairs (earlier, later), the places of those that happens-before does not order that way.
+    """Find the pairs (earlier, later) that happens-before does not order that way, by their places.
 
     order: a topological order. Neighbourly cases are decided at once: same queue, or a direct wait. The rest follow
     happens-before through the schedule, one bit per task asked about.
@@ -207,7 +207,7 @@ def _waits_directly(syncs: Syncs, earlier: Ints, later: Ints) -> npt.NDArray[np.
     """Whether the later task of each pair waits for a counter to which the earlier one posts."""
     found = np.zeros(len(earlier), dtype=np.bool_)
     posts, waits = (np.diff(side.start)[task] for side, task in ((syncs.posts, earlier), (syncs.waits, later)))
-    # Of a barrier's 50,000 posts and one wait, look through the wait: the shorter list of each pair.
+    # Look through the shorter list of each pair: a barrier may have 50,000 posts and one wait.
     fewer = posts < waits
     _find(found, np.flatnonzero(fewer), (syncs.posts, earlier), (syncs.waits, later), syncs.num_counters)
     _find(found, np.flatnonzero(~fewer), (syncs.waits, later), (syncs.posts, earlier), syncs.num_counters)

@@ -45,7 +45,7 @@ from onewave.tiles.proof.verify import VerifiedSchedule
 MAGIC, VERSION, HEADER_WORDS, TASK_WORDS = 0x4254574F, 1, 20, 10
 MAX_INT32 = 2**31 - 1
 MAX_WORDS = 1 << 29
-# What NumPy raises, too, of files that are not its own.
+# Errors that NumPy raises, too, of files that are not its own.
 _OTHERS = (BadZipFile, TokenError)
 
 
@@ -100,7 +100,7 @@ class TaskTable:
         return place >= np.repeat(self.num_reads, np.diff(self.start))
 
     def name(self, row: int) -> str:
-        """What people call a row: its opcode and its number in the graph."""
+        """Name a row for people: its opcode and its number in the graph."""
         return f"{self.opcode_names[int(self.opcode[row])]}#{int(self.task[row])}"
 
     def to_words(self) -> npt.NDArray[np.int32]:

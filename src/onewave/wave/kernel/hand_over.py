@@ -1,4 +1,4 @@
-"""What both kinds of multiply partitions share: steps, slots, and handing finished row blocks to the exchange.
+"""Code of both kinds of multiply partitions: steps, slots, and handing finished row blocks to the exchange.
 
 The channel has two places of G row blocks: the next group is multiplied while one is published. Constexprs: kernel.py.
 """

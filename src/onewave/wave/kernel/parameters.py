@@ -1,4 +1,4 @@
-"""What the wave kernel's functions take: a named tuple for each group of values that travels together.
+"""Parameters of the wave kernel's functions: a named tuple for each group of values that travels together.
 
 Triton flattens a tuple into its values, so a group costs no instruction. Groups are made with keywords, because
 Triton's cache key holds a function's source but not the order of a class's fields. No field is called `values` or
@@ -58,7 +58,7 @@ class ExchangeInputs(
         "ExchangeInputs", "source source_stride exchange set_words output counters epochs watch trace block skipped"
     )
 ):
-    """What the exchange partition reads and writes in device memory (launch.py); scalars of its thread block.
+    """Device memory of the exchange partition (launch.py), read and written; scalars of its thread block.
 
     source: pointer to the caller's activations. exchange: pointer to both sets. skipped: the step of which a test
     build withholds the results.

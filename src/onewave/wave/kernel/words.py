@@ -42,7 +42,7 @@ WORD, PLACE, KIND, FLAG = Numbers(Word.offsets), Numbers(Place.offsets), Numbers
 
 @gluon.constexpr_function
 def tile_bytes(FORMAT, IMAGES) -> int:
-    """Of a tile of the stream. FORMAT: 0 of 16-bit weights; of others a tile has IMAGES times the columns."""
+    """Bytes of a tile of the stream. FORMAT: 0 of 16-bit weights; of others a tile has IMAGES times the columns."""
     if FORMAT == 3:
         return TILE_VALUES * 13 // 8 * IMAGES
     if FORMAT > 3:

@@ -26,7 +26,7 @@ def kernel_resources(shape: TileShape, head_dim: int, *, paged: bool = False, st
     ring, which the loading warp keeps more for."""
     held = min(shape.held, 2) if paged else shape.held
     exchange = _WIDE_REGISTERS if head_dim > 64 else _EXCHANGE_REGISTERS
-    # What is computed of a thread's number is computed before the partitions part, and kept by the loading warp, too.
+    # Values computed of a thread's number are computed before the partitions part, and kept by the loading warp, too.
     crowded = streams or held == 4 or (paged and head_dim <= 64)
     registers, loading = exchange[held], _LOADER_REGISTERS_CROWDED if crowded else _LOADER_REGISTERS
     if shape.weight_bytes < 2:

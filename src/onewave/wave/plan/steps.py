@@ -30,7 +30,7 @@ def at(offset: int, default: int = 0) -> Any:
 
 
 class Kind:
-    """What a step does with its result. Products come first, then what adds up their slices, then attention."""
+    """Use of a step's result. Products come first, then sums of their slices, then attention."""
 
     NOTHING = 0
     PARTIAL = 1
@@ -162,7 +162,7 @@ class AttendStep(Step):
 
     @property
     def keys(self) -> tuple[int, ...]:
-        """What says over which keys the step goes, in any layer."""
+        """The fields that say over which keys the step goes, in any layer."""
         return self.sequence, self.slice, self.window, self.splits, self.kv_head
 
 

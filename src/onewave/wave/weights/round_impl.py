@@ -262,7 +262,7 @@ def pack_bytes(
 
 
 def _read(matrices: tuple[Tensor, ...], gain: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What all kernels are given: what they read, and constants and options."""
+    """The arguments of all kernels: tensors and sizes that they read, and constants and options."""
     first, second = matrices[0], matrices[-1]
     read = (first, second, first if gain is None else gain, *first.shape, first.stride(0))
     return read, {"COUNT": len(matrices), "GAIN": gain is not None, "num_warps": 4, "enable_fp_fusion": False}

@@ -1,4 +1,4 @@
-"""What comes behind attention on a GPU: the separate operators' bits, orders, delays, graphs, stalls, any size."""
+"""All of a layer behind attention on a GPU: the separate operators' bits, orders, delays, graphs, stalls, any size."""
 
 import random
 import time

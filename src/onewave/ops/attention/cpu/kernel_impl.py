@@ -98,7 +98,7 @@ def items(table_at, first_item, last_item):
                     top[lane] = score if score > top[lane] else top[lane]
             changed = False
             for lane in range(32):
-                # Of a lane that has seen no key: any number, so that no infinity is subtracted from another.
+                # A lane that has seen no key takes any finite number, so that no infinity is subtracted from another.
                 base = top[lane] if top[lane] > -np.inf else np.float32(0.0)
                 changed |= before[lane] != base
                 before[lane] = exp(before[lane] - base)

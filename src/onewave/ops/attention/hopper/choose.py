@@ -1,4 +1,4 @@
-"""What the Hopper kernel takes, and its plan.
+"""Choice of the Hopper kernel for a call, and its plan.
 
 Whether it takes a call depends on the capability, dtypes, head_dim, options and strides, never on lengths or the
 batch: a row's bits depend on the kernel that computes them. `auto` uses it only where a sweep on a GPU has passed

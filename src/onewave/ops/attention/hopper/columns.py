@@ -53,7 +53,7 @@ def copies(columns):
 
 @gluon.jit
 def copied(problem, place, part: gl.constexpr):
-    """What one of a place's copies moves: all of it, or 64 of its columns."""
+    """The part of a place that one of its copies moves: all of it, or 64 of its columns."""
     if products(problem.D) == 1:
         block = place
     else:

@@ -226,7 +226,7 @@ def whole_run(wg, problem, q, p, o, m, total, unit, i, j, steps, whole_steps):
 
 @gluon.jit
 def step_again(problem, q, p, o, m, total, unit, j):
-    """What a whole step with the keys of place j left to come. Returns (o, m, total, the step's P)."""
+    """Do a whole step with the keys of place j left to come. Returns (o, m, total, the step's P)."""
     KS: gl.constexpr = problem.K_STAGES
     s = scores(problem, q, place_in(problem, problem.sk, j % KS))
     s = capped(problem, warpgroup_mma_wait(0, deps=[s]))
@@ -348,7 +348,7 @@ def consume(wg, problem):
         j += 1
         tile += 1
         after = tile % QS
-        # What lies in the buffers after the last tile is multiplied too, for nothing.
+        # Leftovers in the buffers after the last tile are multiplied too, for nothing.
         if TURNS:
             exists, j = tile_comes(wg, problem, tile, j)
             mbarrier.wait(bv.index(v), passes)
@@ -362,7 +362,7 @@ def consume(wg, problem):
                     wg, problem, NARROW, after, sf, j, unit
                 )
             else:
-                # Of no meaning, but in its own registers: those of the tile before would be kept all the while.
+                # Meaningless values in registers of their own: those of the tile before would be kept all the while.
                 if NARROW:
                     pn = gl.convert_layout(beside(sf, sf), LS)
                 else:

@@ -48,7 +48,7 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
     sequences, (left, right) = work.sequences or 0, wanted.sides
     longest = MAX_KEYS if packed is None else packed.max_seqlen_q
     limits = wanted.right is not None or knows_limit(columns, choice.block_m, packed=packed is not None)
-    # What sorts packed tiles leaves their order in the scratch.
+    # The kernel that sorts packed tiles leaves their order in the scratch.
     with held(q.device) if plan.order == "sorted" else nullcontext():
         order, which, rounds = order_of(plan, call, queue=True)
         keys_and_values = (

@@ -68,7 +68,7 @@ def fetch(problem, descriptor, page_rows, buffer, full, batch, kv_head, start_k,
         for piece in range(problem.phases * (BN // ROWS) // 2):
             key = tile * BN + piece * ROWS
             nth = key // PAGE
-            # What a table says of pages that no query sees is not read.
+            # The table's entries for pages that no query sees are not read.
             seen = (key < num_keys) & (nth * PAGE + PAGE > first)
             page = gl.load(table + nth, mask=seen, other=0)
             used = gl.where(seen, gl.minimum(num_keys - nth * PAGE, PAGE), 0)

@@ -30,7 +30,7 @@ _SLOTS_A_PROGRAM = 32
 _Key = tuple[object, ...]
 # By shape, and then by stream: a stream must not read what another has not finished writing.
 _tables: OrderedDict[_Key, dict[int, tuple[Tensor, Tensor]]] = OrderedDict()
-# What a recorded graph may point at is never freed.
+# Tensors that a recorded graph may point at are never freed.
 _recorded: dict[int, Tensor] = {}
 _looking = threading.Lock()
 

@@ -245,7 +245,7 @@ def _or_by_table(plain: Schedule, programs: int, costs: list[float], sections: l
 
 
 def tile_costs(plan: Schedule) -> list[float]:
-    """What a head's tiles take, from the last rows to the first, in key tiles: those of each, and tile_cost."""
+    """Costs of a head's tiles, from the last rows to the first, in key tiles: those of each, and tile_cost."""
     work = plan.work
     assert work.right is not None
     costs: list[float] = []

@@ -97,7 +97,7 @@ def first_product(wg, problem, NARROW: gl.constexpr, slot, j):
 
 @gluon.jit
 def first_step(wg, problem, NARROW: gl.constexpr, slot, s, j, unit):
-    """What a posted tile is to a warpgroup, and its first step, from first_product's scores s; releases the keys.
+    """Read a posted tile for a warpgroup and do its first step, from first_product's scores s; releases the keys.
 
     Returns (first row, shift, number of keys, last key tile, key tiles, those that the limit to the right cuts, those
     that need a maximum, those before the first that a limit to the left cuts; m [64], total [64, 4], P [64, BN], all

@@ -1,4 +1,4 @@
-"""What the partitions of hopper/kernel.py share: the problem, the order of its tiles, and places in its tensors."""
+"""State that the partitions of hopper/kernel.py share: problem, order of its tiles, places in its tensors."""
 
 
 # No deferred annotations: an aggregate reads the types of its fields.
@@ -122,7 +122,7 @@ def post(posts, slot, word: gl.constexpr, value):
 
 @gluon.jit
 def posted(posts, slot, word: gl.constexpr, WARPS: gl.constexpr):
-    """What the post in a slot says, for a partition of WARPS warps that has waited for Q."""
+    """Read the post in a slot, for a partition of WARPS warps that has waited for Q."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     return gl.max(posts.index(slot * _WORDS + word).load(layout), 0)
 

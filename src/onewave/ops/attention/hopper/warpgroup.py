@@ -1,4 +1,4 @@
-"""What the warpgroups of Hopper's attention kernels are to each other: their numbers, turns, votes, and one code."""
+"""Warpgroups of Hopper's attention kernels towards each other: their numbers, turns, votes, and one code."""
 
 from __future__ import annotations
 

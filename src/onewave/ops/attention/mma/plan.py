@@ -1,4 +1,4 @@
-"""What the m16n8k16 kernel takes, and its tiles for each head_dim; from shapes and flags alone.
+"""Support and tiles of the m16n8k16 kernel, for each head_dim, from shapes and flags alone.
 
 A row's bits depend on the keys of a tile, so these depend on head_dim alone; how many queries a tile has changes no
 bit. The tiles are chosen by registers (`python tools/resources.py`). The operator never takes this kernel

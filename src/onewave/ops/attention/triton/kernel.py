@@ -139,7 +139,7 @@ def attend(
         v_tile = load_tile(
             v, batch, kv_head, start, n, seen_from, num_keys, stride_v, WIDTH, HEAD_DIM, BLOCK_N, TMA, CUT, EDGE
         )
-        # What no row sees is another sequence's or padding: it may hold NaN, and 0 * NaN is NaN.
+        # A key that no row sees is another sequence's or padding: it may hold NaN, and 0 * NaN is NaN.
         if BIAS != 0:
             seen = tl.max(s, 0) > float("-inf")
             v_tile = tl.where(seen[:, None], v_tile, 0.0)

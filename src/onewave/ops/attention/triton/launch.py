@@ -57,7 +57,7 @@ def _broadcast_strides(tensor: Tensor | None, axes: int) -> tuple[int, ...]:
 
 
 def _descriptor(tensor: Tensor, block_n: int, width: int) -> TensorDescriptor:
-    """Of [batch, heads, keys, head_dim] in tiles of one head's keys."""
+    """Describe [batch, heads, keys, head_dim] in tiles of one head's keys."""
     # An axis of one element may have any stride; the descriptor wants an aligned one.
     strides = [tensor.shape[3] if n == 1 else step for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
     strides[3] = 1

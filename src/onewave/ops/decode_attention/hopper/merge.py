@@ -20,7 +20,7 @@ def higher(a, b):
 
 @gluon.jit
 def fold_of(c, ahead: gl.constexpr, OF_SLOT: gl.constexpr):
-    """Of a partial result: (what is kept of those before, what is added to their sum, what its output weighs)."""
+    """Factors of a partial result: (share of those before that is kept, addend of their sum, weight of its output)."""
     NUMBERS: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     numbers = c.folds.index(ahead).load(NUMBERS)
     of_sum, of_output = gl.split(gl.reshape(numbers, [c.BLOCK_H, 2, 2]))
@@ -68,7 +68,7 @@ def merged_by_lanes(c, first_at, count):
     while left > 0:
         here = (number < left)[:, None]
         top = gl.load(stats, mask=here, other=_NEGATIVE_INFINITY, cache_modifier=".cg")
-        # Of the one before; the first lane behind the last partial result has that, so that it takes nothing away.
+        # Maxima of the result before; the first lane behind the last one has them too, so that it takes nothing away.
         follows = ((number > 0) & (number <= left))[:, None]
         before = gl.load(stats - 2 * c.BLOCK_H, mask=follows, other=_NEGATIVE_INFINITY, cache_modifier=".cg")
         weighed = gl.load(stats + c.BLOCK_H, mask=here, other=0.0, cache_modifier=".cg")

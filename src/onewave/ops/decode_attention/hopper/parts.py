@@ -1,4 +1,4 @@
-"""What the partitions of the kernel share of a call."""
+"""State of a call that the partitions of the kernel share."""
 
 # No deferred annotations: an aggregate reads the types of its fields.
 
@@ -40,7 +40,7 @@ class Call(namedtuple("Call", (
 
 
 class Part(namedtuple("Part", "first_key size first_split last_split split last_here begin end")):
-    """What a program has of a row, as shares.part_of_row says: keys from `begin` on, but none from `end` on, which
+    """A program's share of a row, as shares.part_of_row says: keys from `begin` on, but none from `end` on, which
     is `begin` if it has none in the cache."""
 
 

@@ -1,4 +1,4 @@
-"""What Hopper's decode kernel takes, and how much it keeps under way: plain arithmetic on shapes."""
+"""Support of Hopper's decode kernel, and the bytes that it keeps under way: plain arithmetic on shapes."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ _LOADER = ((64, 40), (128, 48), (MAX_ROWS_LOOKED_AT, 72))
 
 @dataclass(frozen=True)
 class StreamCall:
-    """What decides. dtype, kv_dtype: of the queries and of the cache; packed: K's layout.
+    """A call as the choice sees it. dtype, kv_dtype: of the queries and of the cache; packed: K's layout.
 
     block_size: keys of a block, and paged: whether a row has several. scaled: whether keys and values have scales.
     strides: why TMA can't address the cache.

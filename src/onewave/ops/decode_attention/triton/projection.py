@@ -67,7 +67,7 @@ def projected_row(loads, DTYPE: tl.constexpr, c):
 
 @triton.jit
 def row_loads(row64, head, query, kv_head, dim, inside, in_head, head_dim, c):
-    """What a row brings besides its keys: its queries, or with FUSED all that projected_row takes. c: the Call.
+    """Load a row's values besides its keys: its queries, or with FUSED all that projected_row takes. c: the Call.
 
     The other dimension of an element's pair is read again, from L1.
     """

@@ -403,7 +403,7 @@ def chain_kernel(
             (store_partition, (maps, queue, signals, epochs, trace, skipped, outs, c)),
         ][2 - W :],
         [4, 1, 1][2 - W :],
-        # Of two warpgroups, with the first one's 240: all that three groups of four warps may hold.
+        # Two warpgroups, with the first one's 240, are all that three groups of four warps may hold.
         [64, 64] if W == 1 else [216, 48, 48],
     )  # fmt: skip
 

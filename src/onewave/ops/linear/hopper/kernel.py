@@ -237,7 +237,7 @@ def multiply_partition(out, bias, sizes, ring, staging, c, group: gl.constexpr):
                 up = with_bias(ups[number], bias, sizes.columns + first_column + number * 64, sizes)
                 piece = gate / (1.0 + gl.exp(-gate)) * up.to(c.DTYPE).to(gl.float32)
             if c.TO_MAP:
-                # Of two buffers the older one is free again; the only one of a narrow tile, once its copy is done.
+                # The older of two buffers is free again; the only one of a narrow tile, once its copy is done.
                 tma.store_wait(1 if number > 0 else 0)
                 gl.thread_barrier()
                 staged = staging.index(group * 2 + number % 2)

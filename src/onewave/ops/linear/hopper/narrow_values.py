@@ -102,7 +102,7 @@ def _step(first: int) -> list[str]:
     return [f"bfe.s32 x, $2, {first}, 8;", "cvt.rn.f32.s32 x, x;"]
 
 
-# Of a scale and its row's: the product's upper eight bits and the others, each twice.
+# Product of a scale and its row's: its upper eight bits and the others, each twice.
 _PARTED = _text(
     [
         *_scaled("f", "$2", "$3"),
@@ -112,7 +112,7 @@ _PARTED = _text(
         "prmt.b32 $1, f, 0, 0x3232;",
     ]
 )
-# Of a scale, a minimum and their row's scale: the products. Nested: of their steps' word before.
+# Products of a scale and a minimum with their row's scale. Nested: of their steps' word before.
 _LEAST = _text([*_scaled("$0", "$2", "$4"), *_scaled("$1", "$3", "$4")[1:]])
 _NESTED = _text([*_step(0), *_scaled("$0", "$3", "x", "$5"), *_step(8), *_scaled("$1", "$4", "x", "$5")[1:]])
 _PARTED_WITH, _LEAST_WITH, _NESTED_WITH = (_with(2, inputs) for inputs in (2, 3, 4))

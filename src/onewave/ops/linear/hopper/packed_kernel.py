@@ -253,7 +253,7 @@ def put_piece(piece, first_token, first_row, out, bias, sizes, staging, c, group
     else:
         made = piece
     if c.TO_MAP:
-        # Of two buffers the older one is free again; the only one of a narrow tile, once its copy is done.
+        # The older of two buffers is free again; the only one of a narrow tile, once its copy is done.
         tma.store_wait(1 if number > 0 else 0)
         gl.thread_barrier()
         if c.GATED:

@@ -1,4 +1,4 @@
-"""What fills the ring of packed_kernel.py: x's slices and W's words, and how a warpgroup reads the words back.
+"""Fill the ring of packed_kernel.py with x's slices and W's words, and read the words back in a warpgroup.
 
 A stage is a unit of 64 columns. Its words are planes, 16 bytes of each lane, and words beside them, a lane's one each:
 
@@ -174,7 +174,7 @@ def load_words(packed, sizes, ring, c):
             following = gl.where(last, tile + gl.num_programs(0), tile)
             latest = load_places(packed, following, gl.where(last, 0, k + 1), sizes, c)
             for first in range(0, UNITS, TOGETHER):
-                # What a unit adds to the first one's place is constant, and so a part of its copies' instructions.
+                # A unit's distance from the first one's place is constant, and so a part of its copies' instructions.
                 thread = thread_of(first, c.R)
                 if c.FORMAT == 3:
                     word = thread * 4

@@ -1,4 +1,4 @@
-"""What comes behind attention in a decoder layer, in one launch: the feed-forward chain's kernel with two stages more.
+"""All of a decoder layer behind attention in one launch: the feed-forward chain's kernel with two stages more.
 
 A block is one SM, with the partitions of ffn/chain/kernel.py, and runs a queue of tiles: of the projection (kind 2),
 of gate and up (kind 0), of the product down (kind 1). One partition more runs a queue of its own beside it:
@@ -241,7 +241,7 @@ def post_attention_kernel(
             (store_tiles, (maps, tables, trace, skipped, outs, c)),
         ][2 - W :],
         [4, _WARPS, 1, 1][2 - W :],
-        # Of two warpgroups, with the first one's share: all that three groups of four warps may hold. Norms want many;
+        # Two warpgroups, with the first one's share, are all that three groups of four warps may hold. Norms want many;
         # products of fp16 spill with 192.
         [96, 96, 96] if W == 1 else [184, 104, 104, 104] if gl.bfloat16 == DTYPE else [200, 88, 88, 88],
     )  # fmt: skip

@@ -145,7 +145,7 @@ def multiply_partition(out, numbers, sizes, ring, staging, c, group: gl.constexp
             at = first_column + number * 64
             piece = finished(pieces[number], numbers, first_row, at, sizes, c)
             if c.TO_MAP:
-                # Of two buffers the older one is free again; the only one of a narrow tile, once its copy is done.
+                # The older of two buffers is free again; the only one of a narrow tile, once its copy is done.
                 tma.store_wait(1 if number > 0 else 0)
                 gl.thread_barrier()
                 staged = staging.index(group * 2 + number % 2)

@@ -417,7 +417,7 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
 
 @gluon.jit
 def score_factor(step, c):
-    """What makes scores, base 2, of products of queries and cached keys; 1 of 16-bit ones, see `scaled`."""
+    """The factor that makes scores, base 2, of products of queries and cached keys; 1 of 16-bit ones, see `scaled`."""
     if c.KV == 0:
         return 1.0
     else:

@@ -70,7 +70,7 @@ def add_nested_tile(acc, tile, x, slot, rings, c):
             second, less_more = group_sums(words, b, 2 * group + 1, acc, 16, c)
             acc += (scale * up) * (first + less)
             acc += (scale * gl.where(least == 0.0, other, up)) * (second + less_more)
-            # What takes 128 away is -128 times the sum of the activations.
+            # The term that takes 128 away is -128 times the sum of the activations.
             acc += (least * other * -0.0078125) * (less + less_more)
     return acc
 
