@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("onewave")
 # Up to this many rows a decode step costs what its weights cost to read, however many rows are real.
 _FREE_ROWS = 64
+# Position of a row that only fills a step up: its key is not stored, and its length, one more, has attention leave it
+# alone. A row of one key would take as long as 90 keys, and all such rows follow one another on one SM.
+_IDLE = -2
 # Tokens of the longest sequence that kernels are planned for at first. A longer one has twice as many planned for, or
 # more, and graphs captured anew: an order of tiles that suits 131,072 keys does not suit 500.
 _SHORT = 256
@@ -218,7 +221,7 @@ class ModelRunner:
         step = self._graph_for(count)
         if self._bound is None or self._bound[0] is not step or self._bound[1] is not rows.slots:
             step.rows.slots.fill_(self._spare_slot)
-            step.rows.positions.zero_()
+            step.rows.positions.fill_(_IDLE)
             step.rows.slots[:count].copy_(rows.slots)
             self._bound = (step, rows.slots)
         step.rows.token_ids[:count].copy_(rows.token_ids)
@@ -238,7 +241,7 @@ class ModelRunner:
     def _filled(self, rows: StepRows) -> StepRows:
         idle = self._size(rows.num_rows) - rows.num_rows
         zeros = rows.token_ids.new_zeros(idle)
-        more = StepRows(zeros, zeros, zeros + self._spare_slot)
+        more = StepRows(zeros, zeros + _IDLE, zeros + self._spare_slot)
         return StepRows(*(torch.cat(pair) for pair in zip(rows, more, strict=True)))
 
     def _graph_for(self, rows: int) -> _DecodeGraph:
@@ -249,8 +252,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _capture(self, size: int) -> _DecodeGraph:
-        token_ids, positions = (torch.zeros(size, dtype=torch.int64, device=self.device) for _ in range(2))
-        slots = torch.full_like(token_ids, self._spare_slot)
+        token_ids = torch.zeros(size, dtype=torch.int64, device=self.device)
+        positions, slots = torch.full_like(token_ids, _IDLE), torch.full_like(token_ids, self._spare_slot)
         rows = StepRows(token_ids, positions, slots)
         batch = Batch.decode(*rows)
         stream = recording_stream(self.device)
