@@ -1,8 +1,9 @@
 """Every operator as PyTorch's compiler sees it: schema, fake implementation, and one unbroken graph."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from kit.operands.random import randn as normal
 from onewave.base.errors import UnsupportedError
 from onewave.ops.append_kv.op import append_kv
 from onewave.ops.attention.op import attention, attention_varlen
+from onewave.ops.choice import Call
 from onewave.ops.decode_attention.op import decode_attention
 from onewave.ops.embedding.op import embedding
 from onewave.ops.ffn.op import ffn
@@ -380,6 +382,14 @@ def test_a_plain_eager_call_does_not_go_through_the_dispatcher() -> None:
 def test_a_traced_call_is_one_operator(case: Case) -> None:
     graph = make_fx(lambda *tensors: case.call(*tensors))(*case.tensors()).graph  # which looks at the signature
     assert [str(node.target) for node in graph.nodes].count(f"onewave.{case.name}.default") == 1
+
+
+def test_a_constructor_takes_a_calls_fields_in_their_order() -> None:
+    """PyTorch 2.11's compiler gives positional arguments to the fields in their order, whether keyword-only or not."""
+    calls = [each for direct in Call.__subclasses__() for each in (direct, *direct.__subclasses__())]
+    assert len(calls) > 10
+    for each in calls:
+        assert [field.name for field in fields(each)] == list(signature(each).parameters), each
 
 
 def test_a_mapped_call_is_a_call_for_each() -> None:

@@ -4,7 +4,7 @@ operator, name: an error's first words. They are joined in errors alone: a layer
 Only `indices` reads contents.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import cast
 
@@ -152,16 +152,21 @@ def dtype(operator: str, name: str, dtype: object, allowed: Collection[torch.dty
         raise UnsupportedError(f"{operator}: {name}", got=got, allowed=names_of(allowed))
 
 
+def is_one_of(shape: Sequence[int], allowed: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a shape is one of those. To torch.compile `in` misses it where one of two equal numbers is symbolic."""
+    return shape in allowed or any(shape == each for each in allowed)
+
+
 def shape(operator: str, name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
     """Raise ShapeError for another shape."""
-    if tuple(tensor.shape) not in shapes:
+    if not is_one_of(tensor.shape, shapes):
         got, allowed = str(tuple(tensor.shape)), " or ".join(map(str, shapes))
         raise ShapeError(f"{operator}: {name}", got=got, allowed=allowed)
 
 
 def form(operator: str, name: str, tensor: Tensor, dtypes: Collection[torch.dtype], *shapes: tuple[int, ...]) -> None:
     """Raise ShapeError for another dtype or shape."""
-    if tensor.dtype not in dtypes or tuple(tensor.shape) not in shapes:
+    if tensor.dtype not in dtypes or not is_one_of(tensor.shape, shapes):
         allowed = f"{names_of(dtypes)} {' or '.join(str(list(shape)) for shape in shapes)}"
         raise ShapeError(f"{operator}: {name}", got=words_of(tensor), allowed=allowed)
 

@@ -19,7 +19,7 @@ A row of the table in explain.py names `describe` and `choose`.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -61,15 +61,15 @@ def because(text: str, *values: Any) -> Reason:
     return Reason(text, values)
 
 
-@dataclass(frozen=True, eq=False)
 class Call:
-    """One call of an operator: its tensors and its checked options. Subclasses name them.
+    """One call of an operator: its tensors and its checked options. Subclasses are frozen dataclasses that name them.
 
-    described: the device of explain's question, which need not exist; then the tensors are on meta. None: the device
-    of the tensors.
+    described: the last of a subclass's fields, None by default. The device of explain's question, which need not exist;
+    then the tensors are on meta. None: the device of the tensors. No field of this class: subclasses would have it
+    first, and torch.compile of PyTorch 2.11 gives a constructor's positional arguments to the fields in their order.
     """
 
-    described: Device | None = field(default=None, kw_only=True)
+    described: Device | None
 
     @classmethod
     def of(cls, **fields: Any) -> Self:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from onewave.base.device import Device
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops.backends import module_for
 from onewave.ops.choice import Asked, Call, Choice, Reason, because, empty_on_meta
@@ -25,6 +26,7 @@ class RowCall(Call):
 
     x: Tensor
     folder: str
+    described: Device | None = None
 
     @property
     def first(self) -> Tensor:

@@ -25,10 +25,18 @@ def test_it_is_the_projection_and_then_swiglu(dtype: torch.dtype, biased: bool) 
     assert torch.equal(linear_swiglu(x, w, bias), swiglu(linear(x, w, bias)))
 
 
-def test_packed_weights_and_a_compiler_take_it() -> None:
+def test_packed_weights_take_it() -> None:
     x, w, b = operands(torch.float32)
     packed = pack_dense(w)
     assert torch.equal(linear_swiglu(x, packed, b), swiglu(linear(x, packed, b)))
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_a_compiler_takes_it_with_rows_that_it_knows_and_that_it_does_not(symbolic: bool) -> None:
+    x, w, b = operands(torch.float32)
+    torch._dynamo.reset()
+    if symbolic:  # the weight's rows alone: the bias's length is a number
+        torch._dynamo.maybe_mark_dynamic(w, 0)
     compiled = torch.compile(linear_swiglu, fullgraph=True, backend="eager")
     assert torch.equal(compiled(x, w, b), linear_swiglu(x, w, b))
 

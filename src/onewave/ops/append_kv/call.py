@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onewave.base.device import Device
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops import checks
 from onewave.ops.choice import Call
@@ -43,6 +44,7 @@ class AppendCall(Call):
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
     backend: str = "auto"
+    described: Device | None = None
 
     @property
     def first(self) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from onewave.base.device import Device
 from onewave.ops.attention.masks import Options
 from onewave.ops.choice import Call
 
@@ -64,6 +65,7 @@ class AttentionCall(Call):
     packed: Packed | None = None
     out: Tensor | None = None
     lse: Tensor | None = None
+    described: Device | None = None
 
     @property
     def name(self) -> str:

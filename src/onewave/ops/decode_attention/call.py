@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from onewave.base.device import Device
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops import checks
 from onewave.ops.choice import Call
@@ -75,6 +76,7 @@ class DecodeCall(Call):
     fused: Projection | None = None
     smallest_split: int | None = None
     row_keys: int | None = None
+    described: Device | None = None
 
     @property
     def first(self) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onewave.base.device import Device
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops import checks
 from onewave.ops.choice import Call
@@ -29,6 +30,7 @@ class FFNCall(Call):
     policy: str = "auto"
     backend: str = "auto"
     workers: int | None = None
+    described: Device | None = None
 
     @property
     def first(self) -> Tensor:

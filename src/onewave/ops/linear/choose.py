@@ -42,6 +42,7 @@ class LinearCall(Call):
     out_dtype: torch.dtype | None = None
     gated: bool = False
     tiles: tuple[int, int, int] | None = None
+    described: Device | None = None
 
     @property
     def first(self) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onewave.base.device import Device
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops import checks
 from onewave.ops.choice import Call
@@ -42,6 +43,7 @@ class MaskedCall(Call):
     backend: str = "auto"
     out: Tensor | None = None
     row_keys: int | None = None
+    described: Device | None = None
 
     @property
     def first(self) -> Tensor:
@@ -152,7 +154,8 @@ def _check_dtypes(call: MaskedCall) -> None:
 
 
 def _check_mask(src_mask: Tensor, rows: int, num_heads: int) -> None:
-    if src_mask.ndim != 4 or src_mask.shape[:3] not in ((rows, 1, 1), (rows, num_heads, 1)) or src_mask.shape[3] == 0:
+    shapes = ((rows, 1, 1), (rows, num_heads, 1))
+    if src_mask.ndim != 4 or not checks.is_one_of(src_mask.shape[:3], shapes) or src_mask.shape[3] == 0:
         allowed = f"[{rows}, 1 or {num_heads}, 1, keys]"
         raise ShapeError(f"{_NAME}: src_mask", got=str(tuple(src_mask.shape)), allowed=allowed)
     checks.dtype(_NAME, "dtype of src_mask", src_mask.dtype, checks.FLOATS)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onewave.base.device import Device
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops import checks
 from onewave.ops.choice import Call
@@ -22,6 +23,7 @@ class MergeCall(Call):
     outs: list[Tensor]
     lses: list[Tensor]
     backend: str = "auto"
+    described: Device | None = None
 
     @property
     def first(self) -> Tensor:

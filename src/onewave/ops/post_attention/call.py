@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
+from onewave.base.device import Device
 from onewave.base.errors import ShapeError, UnsupportedError
 from onewave.ops import checks
 from onewave.ops.backends import load
@@ -87,6 +88,7 @@ class PostAttentionCall(Call):
     policy: str = "auto"
     backend: str = "auto"
     workers: int | None = None
+    described: Device | None = None
 
     @property
     def first(self) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from onewave.base.device import Device
 from onewave.ops.choice import Asked, Call, Choice, Counted, because, empty_on_meta
 
 _MAX_COLS = 1 << 16
@@ -25,6 +26,7 @@ class QuantizeCall(Call):
     dtype: torch.dtype
     scale: Tensor | None = None
     swiglu: bool = False
+    described: Device | None = None
 
     @property
     def first(self) -> Tensor:

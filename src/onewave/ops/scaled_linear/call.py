@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from onewave.base.device import Device
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, shown
 from onewave.ops import checks
 from onewave.ops.choice import Call
@@ -63,6 +64,7 @@ class ScaledCall(Call):
     out_dtype: torch.dtype
     epilogue: Epilogue = _NOTHING
     backend: str = "auto"
+    described: Device | None = None
 
     @property
     def first(self) -> Tensor:
