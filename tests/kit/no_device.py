@@ -80,6 +80,7 @@ def pretended_device(capability: tuple[int, int] = (9, 0), sms: int = base_devic
         "is_initialized": lambda: True,
         "is_current_stream_capturing": lambda: False,
         "current_device": lambda: 0,
+        "device_count": lambda: 1,
         "current_stream": lambda *_: stream,
         "stream": lambda *_: nullcontext(),
         "device": lambda *_: nullcontext(),

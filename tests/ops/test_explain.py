@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from kit.no_device import pretended_device
 from onewave import ops
 from onewave.base.device import Device
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
@@ -230,6 +231,17 @@ def test_the_linear_kernel_named_is_the_one_that_suits():
 def test_a_question_that_makes_no_sense_is_refused(arguments, options, error, says):
     with pytest.raises(error, match=says):
         explain(*arguments, **options)
+
+
+def test_a_gpu_without_a_number_is_the_current_one_and_one_that_is_not_there_is_refused(monkeypatch):
+    with pretended_device():
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: [(8, 0), (9, 0)][device.index])
+        for current, backend in ((1, "gluon"), (0, "triton"), (1, "gluon")):
+            monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
+            assert explain("attention", (1, 8, 300, 128), (1, 8, 300, 128), device="cuda").backend == backend
+        with pytest.raises(InvalidArgumentError, match=r"device: cuda:2; allowed: cuda:0\.\.cuda:1, cuda:sm_90"):
+            explain("attention", Q, Q, device="cuda:2")
 
 
 @pytest.mark.parametrize(

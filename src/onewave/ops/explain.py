@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from onewave.base.device import CPU, H200_SMS, Device, device_of
+from onewave.base.device import CPU, H200_SMS, Device, current_device, device_of
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError, check_one_of, shown
 from onewave.ops import checks
 from onewave.ops.append_kv import choose as append_kv
@@ -154,7 +154,10 @@ def _device(device: str | torch.device | None) -> Device:
     if found[1] or not torch.cuda.is_available():
         major, minor = divmod(int(found[1] or 90), 10)
         return Device((major, minor), H200_SMS)
-    return device_of(torch.device(text))
+    number, count = int(text[5:] or current_device()), torch.cuda.device_count()
+    if number >= count:
+        raise InvalidArgumentError("explain: device", got=text, allowed=f"cuda:0..cuda:{count - 1}, cuda:sm_90")
+    return device_of(torch.device("cuda", number))
 
 
 # Functions that turn an operator's question into a call and choose for that call.

@@ -40,8 +40,8 @@ class DriverMemory:
     """A GPU's memory as its driver hands it out (what cudaMalloc calls). Its context must be current."""
 
     def __init__(self, device: torch.device) -> None:
-        torch.cuda.set_device(device)
-        torch.zeros(1, device=device)  # which makes the context
+        own = torch.zeros(1, device=device).device  # makes the context; "cuda" is the current one
+        torch.cuda.set_device(own)
         self.name = str(device)
         self._driver = ctypes.CDLL("libcuda.so.1")
 
