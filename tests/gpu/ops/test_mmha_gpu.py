@@ -9,7 +9,6 @@ from torch import Tensor
 
 from kit.operands.decode_calls import masked_in_torch
 from kit.operands.random import randn_on_gpu
-from onewave.base.errors import UnsupportedError
 from onewave.ops.append_kv import append_kv
 from onewave.ops.append_kv.reference import append_kv as append_kv_in_torch
 from onewave.ops.decode_attention import decode_attention
@@ -246,10 +245,3 @@ def test_append_kv_quantises_as_the_reference_does(kind, packed):
         results.append((k.view(torch.uint8), v.view(torch.uint8)))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
-
-
-def test_append_kv_refuses_float32_on_a_gpu():
-    caches = torch.zeros(2, 1, 2, 8, 32, device="cuda").unbind(0)
-    index = torch.zeros(1, dtype=torch.int64, device="cuda")
-    with pytest.raises(UnsupportedError, match=r"dtype: torch\.float32 on cuda"):
-        append_kv(torch.zeros(1, 256, device="cuda"), None, *caches, index, index, num_heads=4)

@@ -16,6 +16,7 @@ from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedErr
 from onewave.ops import library
 from onewave.ops.append_kv import append_kv, op
 from onewave.ops.append_kv.call import AppendCall
+from onewave.ops.append_kv.call import check as check_call
 from onewave.ops.append_kv.choose import choose
 from onewave.ops.kv_layout import pack_k, unpack_k
 
@@ -377,6 +378,14 @@ def test_bad_input_says_what_is_allowed(changes, error, words):
     append_kv(**arguments)  # right, and remembered as right
     with pytest.raises(error, match=words):
         append_kv(**(arguments | changes))
+
+
+def test_a_gpu_takes_no_float32():
+    caches, qkv = torch.zeros(2, 1, 2, 8, 32, device=DEVICE).unbind(0), torch.zeros(1, 256, device=DEVICE)
+    index = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    call = AppendCall(qkv, None, *caches, index, index, 4, described=Device((9, 0), 1))
+    with pytest.raises(UnsupportedError, match=r"dtype of qkv: torch\.float32 on cuda.*; allowed: bfloat16, float16"):
+        check_call(call, "neox")
 
 
 @pytest.mark.parametrize("per_row", [0, 2])
