@@ -1,4 +1,4 @@
-# make demo | test | test-all | lint | gpu-test | compiled | kernels. Needs Python 3.11 or newer with venv and pip, and nothing else.
+# make demo | test | test-all | lint | gpu-test | gpu-test-all | compiled | kernels. Needs Python 3.11 or newer with venv and pip, and nothing else.
 # Each sets up .venv by itself, once; `rm -rf .venv` starts afresh. Pick an interpreter with PYTHON=python3.12.
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -12,19 +12,22 @@ RUN := $(VENV)/bin/python
 PIP := PIP_USER=0 $(RUN) -m pip install -qq --disable-pip-version-check --constraint $(CHOSEN) $(PIP_ARGS)
 
 WORKERS := --numprocesses auto --maxprocesses 4 --dist worksteal --durations 20
+# Most of their time is the compiler's, on CPU cores.
+GPU_WORKERS := --numprocesses auto --maxprocesses 12 --dist worksteal --durations 20
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint gpu-test compiled kernels in-place
+.PHONY: help demo test test-all lint gpu-test gpu-test-all compiled kernels in-place
 
 help:
-	@echo "make demo      answer a question with the default model"
-	@echo "make test      run the tests on the CPU"
-	@echo "make test-all  run those that make test leaves out too, and compile every kernel anew"
-	@echo "make lint      ruff and pyright"
-	@echo "make gpu-test  run the tests that need a CUDA GPU"
-	@echo "make compiled  compile what changed of the kernels that tests hold reports of"
-	@echo "make kernels   compile the prebuilt kernels and plan the built-in models' steps, after a change of theirs"
+	@echo "make demo          answer a question with the default model"
+	@echo "make test          run the tests on the CPU"
+	@echo "make test-all      run those that make test leaves out too, and compile every kernel anew"
+	@echo "make lint          ruff and pyright"
+	@echo "make gpu-test      run the tests that need a CUDA GPU"
+	@echo "make gpu-test-all  run those that make gpu-test leaves out too"
+	@echo "make compiled      compile what changed of the kernels that tests hold reports of"
+	@echo "make kernels       compile the prebuilt kernels and plan the built-in models' steps, after a change of theirs"
 
 demo: $(VENV)/.ready-demo
 	@$(VENV)/bin/onewave chat --message "What is the capital of France?" --stats
@@ -42,13 +45,19 @@ lint: $(VENV)/.ready-dev
 	@$(VENV)/bin/ruff format --check src tests tools
 	@$(VENV)/bin/pyright
 
-# A machine with a GPU usually has a Python whose torch knows it; that one is used as it is.
-gpu-test:
+gpu-test: GPU_TESTS := gpu and not slow
+# With the full products of parameters too.
+gpu-test-all: GPU_TESTS := gpu
+# A machine with a GPU usually has a Python whose torch knows it; that one is used as it is, in one process where it has
+# no pytest-xdist.
+gpu-test gpu-test-all:
 	@if $(PYTHON) -c 'import pytest, torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null; then \
-		PYTHONPATH=src $(PYTHON) -m pytest tests -m gpu $(PYTEST_ARGS); \
+		export PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}"; run="$(PYTHON)"; \
 	else \
-		$(MAKE) --no-print-directory $(VENV)/.ready-dev && $(RUN) -m pytest tests -m gpu $(PYTEST_ARGS); \
-	fi
+		$(MAKE) --no-print-directory $(VENV)/.ready-dev || exit; run="$(RUN)"; \
+	fi; \
+	workers=$$($$run -c 'import xdist' 2>/dev/null && echo "$(GPU_WORKERS)"); \
+	$$run -m pytest tests -m "$(GPU_TESTS)" $$workers $(PYTEST_ARGS)
 
 # No device is needed. Only what is stale is compiled.
 compiled: $(VENV)/.ready-dev

@@ -22,7 +22,9 @@ if not torch.cuda.is_available():
     from kit.numpy_gpu import interpreter
 
     interpreter.prepare()
-    # One thread a process, children included: pytest starts a process a core, and threads that wait take cores too.
+
+# One thread a process, children included: pytest starts a process a core, and threads that wait take cores too.
+if not torch.cuda.is_available() or "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("ONEWAVE_NUM_THREADS", "1")
@@ -60,18 +62,20 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow the parameters of a test marked `pairs` that show no new pair of values."""
-    from kit.lanes import covering
+    """Mark as slow the parameters that show no new pair of values, of a test marked `pairs`, or no new value, of one
+    marked `values`."""
+    from kit.lanes import covering, going_round
 
-    cases: dict[tuple[Path, str], list[pytest.Function]] = defaultdict(list)
-    for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("pairs") and hasattr(item, "callspec"):
-            cases[item.path, item.originalname].append(item)
-    for named in cases.values():
-        kept = covering([tuple(map(repr, item.callspec.params.values())) for item in named])
-        for at, item in enumerate(named):
-            if at not in kept:
-                item.add_marker(pytest.mark.slow)
+    for mark, choose in (("pairs", covering), ("values", going_round)):
+        cases: dict[tuple[Path, str], list[pytest.Function]] = defaultdict(list)
+        for item in items:
+            if isinstance(item, pytest.Function) and item.get_closest_marker(mark) and hasattr(item, "callspec"):
+                cases[item.path, item.originalname].append(item)
+        for named in cases.values():
+            kept = choose([tuple(map(repr, item.callspec.params.values())) for item in named])
+            for at, item in enumerate(named):
+                if at not in kept:
+                    item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

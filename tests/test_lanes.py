@@ -1,10 +1,12 @@
-"""A test marked `pairs` runs every pair of its parameters' values; the other cases are marked slow."""
+"""A test marked `pairs` runs every pair of its parameters' values, one marked `values` every value; the other cases are
+marked slow."""
 
+from collections import Counter
 from itertools import combinations, product
 
 import pytest
 
-from kit.lanes import covering
+from kit.lanes import covering, going_round
 
 LISTS = [(1, 2, 8, 16), ("causal", "full", "window"), (True, False), (64, 80, 128), ("bf16", "fp16")]
 CASES = list(product(*LISTS))
@@ -33,6 +35,14 @@ def test_one_parameter_keeps_all_its_values_and_a_repeated_case_is_kept_once() -
     assert covering([("a",), ("b",), ("a",)]) == [0, 1]
     assert covering([(1, "a"), (1, "a"), (2, "a")]) == [0, 2]
     assert covering([]) == []
+
+
+def test_every_value_is_shown_about_as_often_as_the_others_of_its_parameter() -> None:
+    cases = list(product(range(5), "ab", range(3)))
+    columns = zip(*(cases[at] for at in going_round(cases)), strict=True)
+    assert [sorted(Counter(column).values()) for column in columns] == [[1] * 5, [2, 3], [1, 2, 2]]
+    assert going_round([("a",), ("b",), ("a",)]) == [0, 1]
+    assert going_round([]) == []
 
 
 @pytest.mark.pairs

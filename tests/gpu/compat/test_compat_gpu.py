@@ -41,6 +41,7 @@ def seen(num_queries: int, num_keys: int, left: int | None = None, right: int | 
     return visible if left is None else visible & (key >= place - left)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("num_queries", "num_keys", "head_dim"), [(200, 200, 128), (63, 190, 64), (1, 77, 80)])
 @pytest.mark.parametrize("window", [(-1, -1), (50, 0), (20, 10)])
@@ -243,6 +244,7 @@ def test_transformers_generates_with_the_kernels(side):
     assert (logits.amax(-1) - chosen).max() < 0.02
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("num_queries", [1, 8, 33])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("causal", [True, False])

@@ -30,6 +30,7 @@ SWEEP += [(d, dtype, mask) for at, (d, dtype) in enumerate(PADDED) for mask in M
 check = partial(check_on, "gluon")
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize(("head_dim", "dtype", "mask"), SWEEP)
 def test_every_length_and_mask_agrees_with_float64(head_dim: int, dtype: torch.dtype, mask: dict[str, Any]) -> None:
     draw = random.Random(head_dim)

@@ -58,6 +58,7 @@ def unseen_as_nan(k: Tensor, lengths: list[int], mask: dict[str, Any], queries: 
         at += m
 
 
+@pytest.mark.values
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("mask", WINDOWS)
 def test_windows_over_packed_sequences_equal_each_alone_bit_for_bit(head_dim: int, mask: dict[str, Any]) -> None:
@@ -98,6 +99,7 @@ def in_pages(
     return pages, used
 
 
+@pytest.mark.values
 @pytest.mark.parametrize("size", [16, 64, 128, 256])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_keys_in_pages_give_the_bits_of_keys_in_a_row(head_dim: int, size: int) -> None:

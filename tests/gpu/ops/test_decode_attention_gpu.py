@@ -26,6 +26,7 @@ def laid_out(values: Tensor, layout: str) -> Tensor:
     return values
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("queries", [3, 5, 8])
 @pytest.mark.parametrize("layout", ["whole", "odd", "shifted", "pages"])
 @pytest.mark.parametrize("head_dim", [24, 40, 64, 104, 128, 136, 256])

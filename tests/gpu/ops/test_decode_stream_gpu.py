@@ -128,6 +128,7 @@ def test_a_graph_follows_lengths_that_change_on_the_device() -> None:
         assert torch.equal(out, decode_attention(q, k, v, lengths, backend="triton"))
 
 
+@pytest.mark.values
 @pytest.mark.parametrize("rows", [1, 16])
 @pytest.mark.parametrize("extras", ["none", "rotary, bias", "mask", "bfloat16 mask", "hidden keys", "shift", "int8"])
 def test_masked_attention_has_the_triton_kernels_bits_and_cache(rows: int, extras: str) -> None:

@@ -57,6 +57,7 @@ def test_a_real_layer(rows: int, gated: bool) -> None:
     assert_close(found, given, "silu")
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("activation", ["silu", "gelu", None])
 @pytest.mark.parametrize("gated", [True, False])

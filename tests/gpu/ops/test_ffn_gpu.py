@@ -31,6 +31,7 @@ def test_any_rows_and_sizes(rows: int, hidden: int, inner: int, out: int) -> Non
     assert_close(finished(pack_ffn(up, down, w_gate=gate, batch=rows), x), given, "silu")
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("activation", ["silu", "gelu", None])
 @pytest.mark.parametrize("gated", [True, False])

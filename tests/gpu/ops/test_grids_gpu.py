@@ -32,6 +32,7 @@ def check(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
         assert (got - exact).abs().max() <= 2 * (plain - exact).abs().max() + 1e-5
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize(("batch", "heads"), SHAPES)
 @pytest.mark.parametrize("queries", [1, 8])
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -40,6 +41,7 @@ def test_attention_takes_any_number_of_sequences_and_heads(batch: int, heads: in
     check(attention(q, k, v, causal=True), q, k, v)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize(("batch", "heads"), SHAPES)
 @pytest.mark.parametrize("queries", [1, 8])
 @pytest.mark.parametrize("head_dim", [64, 128])

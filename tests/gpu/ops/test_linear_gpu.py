@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.lanes import slow
 from kit.operands.on_gpu import GPU, ON_WAVE
 from kit.operands.rounded_on_gpu import streamed, two_layers
 from onewave.base.weight_formats import COMPACT, NIBBLES, ROUNDINGS, WeightFormat
@@ -25,6 +26,7 @@ def operands(width: int, cols: int, dtype: torch.dtype, rows: int = 3001) -> tup
     return x, w * 0.05, b
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize(("width", "cols"), SHAPES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("wide", [False, True])
@@ -68,8 +70,8 @@ def test_a_graph_and_a_thousand_repeats_give_the_same_bits(rows: int) -> None:
 @ON_WAVE[-1]
 @pytest.mark.parametrize(
     ("form", "batch"),
-    [(COMPACT, 1), (COMPACT, 8), (COMPACT, 16), (NIBBLES[128, False], 1), (NIBBLES[64, False], 8),
-     (NIBBLES[32, False], 16), (NIBBLES[32, True], 1), (NIBBLES[128, True], 8)],
+    [slow(COMPACT, 1), slow(COMPACT, 8), (COMPACT, 16), (NIBBLES[128, False], 1), (NIBBLES[64, False], 8),
+     slow(NIBBLES[32, False], 16), (NIBBLES[32, True], 1), slow(NIBBLES[128, True], 8)],
 )  # fmt: skip
 @torch.inference_mode()
 def test_products_from_tiles_have_the_plain_products_bits(form: WeightFormat, batch: int) -> None:

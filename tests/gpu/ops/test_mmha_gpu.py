@@ -72,6 +72,7 @@ class Case:
         return torch.stack(rows)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (7, 1, 96), (4, 4, 256)])
 @pytest.mark.parametrize("packed", [False, True])

@@ -23,6 +23,7 @@ TOGETHER = 3
 SOME = [list(CALLS)[at : at + TOGETHER] for at in range(0, len(CALLS), TOGETHER)]
 
 
+@pytest.mark.values
 @pytest.mark.parametrize("names", SOME, ids=", ".join)
 @pytest.mark.parametrize("tool", ["racecheck", "memcheck"])
 def test_nothing_to_report(names: list[str], tool: str) -> None:

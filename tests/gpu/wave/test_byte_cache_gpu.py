@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kit.lanes import slow
 from kit.models.tiny_decoders import BASE, FAMILIES, random_model
 from kit.operands.on_gpu import ON_WAVE
 from kit.operands.wave_on_gpu import on, on_gpu
@@ -52,7 +53,7 @@ def rows_on(device: torch.device | str) -> list[Tensor]:
     return [torch.tensor(values, device=device) for values in numbers]
 
 
-@pytest.mark.parametrize(("config", "dtype"), [(WIDE, FP8), (NARROW, INT8), (WIDE, INT8), (NARROW, FP8)])
+@pytest.mark.parametrize(("config", "dtype"), [(WIDE, FP8), (NARROW, INT8), slow(WIDE, INT8), slow(NARROW, FP8)])
 def test_logits_keep_the_error_rule_and_pages_and_mates_change_no_bit(config: ModelConfig, dtype: torch.dtype) -> None:
     model = on_gpu(random_model(config))
     exact = on(model, CPU, torch.float32)

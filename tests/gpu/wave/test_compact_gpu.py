@@ -17,6 +17,7 @@ from onewave.wave.launch.launch import co_resident
 pytestmark = ON_WAVE
 
 
+@pytest.mark.values
 @pytest.mark.parametrize("intermediate_size", [8192, 3072])
 @pytest.mark.parametrize("heads", [(32, 8, 64), (16, 4, 128), (14, 2, 64)], ids=str)
 def test_a_step_agrees_with_the_plain_operators(intermediate_size: int, heads: tuple[int, int, int]) -> None:

@@ -63,6 +63,7 @@ def held(form: MixedFormat, batch: int, workers: int) -> StreamedModel:
     return StreamedModel(Llama(CONFIG, weights, max_model_len=CAPACITY), stream)
 
 
+@pytest.mark.values
 @BOTH
 @pytest.mark.parametrize("batch", [1, 4, 16])
 def test_neither_workers_nor_batch_mates_change_a_bit(name: str, batch: int) -> None:

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kit.lanes import slow
 from kit.operands.on_gpu import GPU, ON_WAVE
 from kit.operands.random import randn
 from kit.operands.rounded_on_gpu import held_and_tokens, step, streamed, two_layers
@@ -23,8 +24,15 @@ pytestmark = ON_WAVE
 BOTH = pytest.mark.parametrize("name", ROUNDINGS)
 
 
-@pytest.mark.parametrize("name", ["compact", *ROUNDINGS])
-@pytest.mark.parametrize("batch", [1, 2, 4, 8, 16])
+# Every pair is a kernel of its own.
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [
+        (name, batch) if (nth + at) % 2 == 0 else slow(name, batch)
+        for nth, name in enumerate(["compact", *ROUNDINGS])
+        for at, batch in enumerate([1, 2, 4, 8, 16])
+    ],
+)
 def test_neither_workers_nor_batch_mates_nor_time_changes_a_bit(name: str, batch: int) -> None:
     weight_format = ROUNDINGS.get(name, COMPACT)
     config = two_layers()
@@ -35,6 +43,7 @@ def test_neither_workers_nor_batch_mates_nor_time_changes_a_bit(name: str, batch
         assert torch.equal(step(made, batch, range(batch - 1, batch))[0], first[-1])
 
 
+@pytest.mark.pairs
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("intermediate_size", [8192, 3072])

@@ -38,6 +38,7 @@ def assert_repeats(wave: DecodeWave, expected: Tensor, *row: Tensor, times: int 
     assert int(wrong) == 0
 
 
+@pytest.mark.values
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_logits_and_caches_are_as_close_to_float32_as_the_plain_step(family: str, dtype: torch.dtype) -> None:

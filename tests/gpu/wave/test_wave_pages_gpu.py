@@ -27,6 +27,7 @@ def assert_same(paged: KVCache, kv: KVCache) -> None:
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.values
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("page", [16, 128, 256])
 def test_pages_give_the_bits_of_a_plain_cache(family: str, page: int) -> None:

@@ -37,6 +37,7 @@ LENGTHS = (1, 2, 15, 17, 127, 128, 129, 255, 256, 257, 258, 385, 511, 512, 513, 
 """Tokens in a sequence's cache before its step."""
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("weight_format", [None, COMPACT], ids=["plain", "compact"])
 @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("family", FAMILIES)
