@@ -21,6 +21,7 @@ from onewave.gpu.hashes import hash_in_order
 from onewave.gpu.launch import distinct
 from onewave.gpu.prebuilt import compiled_from
 from onewave.models.config.read import builtin_config
+from onewave.models.llama_plan import DecodeStep
 from prebuild import TARGET
 from programs import BATCHES, MODELS, place_of
 
@@ -41,7 +42,7 @@ def types_of(signature: Mapping[str, Any]) -> list[Any]:
 def launchers_of(model: str, sequences: int, kept: Any) -> list[list[Any]]:
     """The launchers of a load, each once; without its program as of one that is planned now."""
     config, options = builtin_config(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=kept)
-    program = load_program(place_of((model, sequences, kept.weight_bytes))[0])
+    program = load_program(place_of(options.step(config))[0])
     with pretended_device():
         made = distinct(launches_of_load(config, options, program))
     found: list[list[Any]] = []
@@ -61,7 +62,7 @@ def contents() -> dict[str, Any]:
     launchers: list[list[Any]] = []
     loads: dict[str, list[int]] = {}
     for model, sequences, kept in product(MODELS, BATCHES, (COMPACT, *ROUNDINGS.values())):
-        key = launchers_key(builtin_config(model), sequences, kept.weight_bytes)
+        key = launchers_key(DecodeStep(builtin_config(model), sequences, kept))
         for types in launchers_of(model, sequences, kept):
             if types not in launchers:
                 launchers.append(types)

@@ -168,7 +168,7 @@ def _loads(limit: int | None) -> Iterator[tuple[str, Launch]]:
     """Launches of loading each built-in model, for so many sequences and in each format; of the first ones alone."""
     for model, sequences, kept in islice(product(MODELS, BATCHES, _FORMATS), limit):
         config, options = builtin_config(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=kept)
-        program = load_program(place_of((model, sequences, kept.weight_bytes))[0])
+        program = load_program(place_of(options.step(config))[0])
         with pretended_device():
             made = launches_of_load(config, options, program)
         for launch in made:
@@ -181,7 +181,7 @@ def _prompts(limit: int | None) -> Iterator[tuple[str, Launch]]:
     """The products of each built-in model's prompts with a stream of each format, in all sizes of passes."""
     for model, sequences, kept in islice(product(MODELS, BATCHES, _FORMATS), limit):
         config, options = builtin_config(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=kept)
-        program = load_program(place_of((model, sequences, kept.weight_bytes))[0])
+        program = load_program(place_of(options.step(config))[0])
         with pretended_device(), launches_nowhere() as made:
             stream = blank_stream(config, options, program)
             matrices = [stream.matrix(name, *shape) for name, shape in layer_matrices(config).items()]

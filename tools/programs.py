@@ -14,39 +14,36 @@ from itertools import product
 from pathlib import Path
 
 from onewave.base.device import H200_SMS
-from onewave.base.weight_formats import WEIGHT_BYTES
+from onewave.base.weight_formats import WEIGHT_BYTES, find_format
 from onewave.engine.load.plan_cache import SHIPPED, save_program, shipped_path
 from onewave.models.config.read import builtin_config
-from onewave.models.llama_plan import plan_program, unsupported_because, workers_for
+from onewave.models.llama_plan import DecodeStep, plan_program, unsupported_because, workers_for
 
 BATCHES = (1, 8, 16)
 MODELS = ("llama-3.1-8b", "llama-3.2-1b", "qwen3-8b")
 """Built-in models that one GPU holds."""
-Step = tuple[str, int, float]
-"""A built-in model, a batch, and the bytes of a weight."""
+FORMATS = {size: find_format(name) for name, size in WEIGHT_BYTES.items()}
+"""Formats of weights, one of each size."""
 
 
-def steps() -> Iterator[Step]:
+def steps() -> Iterator[DecodeStep]:
     """List the steps whose programs ship."""
-    for name, batch, width in product(MODELS, BATCHES, sorted(set(WEIGHT_BYTES.values()))):
+    for name, batch, size in product(MODELS, BATCHES, sorted(FORMATS)):
         if unsupported_because(builtin_config(name), batch) is None:
-            yield name, batch, width
+            yield DecodeStep(builtin_config(name), batch, FORMATS[size])
 
 
-def place_of(step: Step) -> tuple[Path, int]:
+def place_of(step: DecodeStep) -> tuple[Path, int]:
     """Return where the package keeps a step's program, and its workers on an H100 or H200."""
-    name, batch, width = step
-    config = builtin_config(name)
-    workers = workers_for(config, batch=batch, available=H200_SMS, weight_bytes=width)
-    return shipped_path(config, batch=batch, workers=workers, weight_bytes=width), workers
+    workers = workers_for(step, available=H200_SMS)
+    return shipped_path(step, workers=workers), workers
 
 
-def plan_into(folder: Path, step: Step) -> int:
+def plan_into(folder: Path, step: DecodeStep) -> int:
     """Write a step's program into a folder. Returns its bytes."""
-    (path, workers), (name, batch, width) = place_of(step), step
-    program = plan_program(builtin_config(name), batch=batch, workers=workers, weight_bytes=width)
+    path, workers = place_of(step)
     made = folder / path.name
-    if not save_program(program, made, keep_all=True):
+    if not save_program(plan_program(step, workers=workers), made, keep_all=True):
         raise SystemExit(f"{made} can't be written")
     return made.stat().st_size
 

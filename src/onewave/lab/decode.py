@@ -12,11 +12,19 @@ import numpy as np
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError
 from onewave.base.gpus import GPUS
-from onewave.base.weight_formats import WEIGHT_BYTES
+from onewave.base.weight_formats import WEIGHT_BYTES, find_format
 from onewave.lab.fields import choice, whole
-from onewave.models.config.model_config import ModelConfig
 from onewave.models.config.read import builtin_config, builtin_models
-from onewave.models.llama_plan import MAX_BATCH, STREAM, DealtStep, DecodePlan, StepChanges, deal_decode, workers_for
+from onewave.models.llama_plan import (
+    MAX_BATCH,
+    STREAM,
+    DealtStep,
+    DecodePlan,
+    DecodeStep,
+    StepChanges,
+    deal_decode,
+    workers_for,
+)
 from onewave.models.step_plan import StepPlan, deal_plan, plan_of, prove_dealt
 from onewave.models.wave_prediction import WaveCosts, kept_costs, predict_plan
 from onewave.tiles.sim.timeline import stage_of
@@ -36,10 +44,8 @@ class _Question:
     """A question from the page. layers: of the step, from the first on. turns: (worker, place, place), tasks of a queue
     in each other's place. bandwidth, hand_off: factors. gpus: that share rows."""
 
-    config: ModelConfig
+    step: DecodeStep
     model: str
-    weights: str
-    batch: int
     context: int
     workers: int
     layers: int
@@ -50,9 +56,9 @@ class _Question:
     gpus: int
 
     @property
-    def shown(self) -> ModelConfig:
-        """The model cut to the layers that are shown."""
-        return replace(self.config, num_layers=self.layers, layer_windows=self.config.layer_windows[: self.layers])
+    def shown(self) -> DecodeStep:
+        """The step cut to the layers that are shown."""
+        return replace(self.step, config=self.step.config.of_layers(self.layers))
 
     def costs(self) -> WaveCosts:
         """Those of an H200, as the page bends them."""
@@ -65,14 +71,10 @@ class _Question:
         rate = kept.memory_bandwidth * self.bandwidth * self.gpus
         return replace(kept, memory_bandwidth=rate, hand_offs=bent(kept.hand_offs), several=bent(kept.several))
 
-    def planned(self, config: ModelConfig) -> tuple[StepPlan, DealtStep]:
+    def planned(self, step: DecodeStep) -> tuple[StepPlan, DealtStep]:
         """The plan with all changes. Raises VerificationError, InvalidArgumentError, UnsupportedError."""
-        width = WEIGHT_BYTES[self.weights]
-        dealt = deal_decode(
-            config, batch=self.batch, workers=self.workers, weight_bytes=width, context=self.context,
-            changes=self.changes,
-        )  # fmt: skip
-        plan = plan_of(config, dealt, model=self.model, weights=self.weights)
+        dealt = deal_decode(step, workers=self.workers, context=self.context, changes=self.changes)
+        plan = plan_of(dealt, model=self.model)
         if not self.turns:
             return plan, dealt
         queues = [list(queue) for queue in plan.queues]
@@ -82,7 +84,7 @@ class _Question:
                 raise InvalidArgumentError("turns", got=f"place {max(first, second)}", allowed=f"below {len(queue)}")
             queue[first], queue[second] = queue[second], queue[first]
         plan = replace(plan, queues=tuple(map(tuple, queues)))
-        return plan, deal_plan(config, plan, context=self.context)
+        return plan, deal_plan(step.config, plan, context=self.context)
 
 
 def choices() -> dict[str, Any]:
@@ -104,7 +106,7 @@ def step(given: Mapping[str, Any]) -> dict[str, Any]:
         proved = prove_dealt(dealt)
     except VerificationError as error:
         return {"proof": {"ok": False, "kind": error.kind, "message": str(error), "witness": error.witness}}
-    trace = predict_plan(proved, asked.costs(), batch=asked.batch)
+    trace = predict_plan(proved, asked.costs())
     shares = _shares(dealt)
     return {
         "proof": {"ok": True, "message": f"{len(dealt.graph.tasks):,} tasks proved: no deadlock, no race, each once"},
@@ -113,9 +115,9 @@ def step(given: Mapping[str, Any]) -> dict[str, Any]:
         "shares": shares,
         "queues": [list(queue[:24]) for queue in plan.queues],
         "layers": asked.layers,
-        "all_layers": asked.config.num_layers,
+        "all_layers": asked.step.config.num_layers,
         "step_ms": trace.makespan * 1e-6,
-        "whole": asked.layers == asked.config.num_layers,
+        "whole": asked.layers == asked.step.config.num_layers,
         "workers": plan.workers,
         "ring": plan.ring,
         "held": plan.held,
@@ -125,7 +127,7 @@ def step(given: Mapping[str, Any]) -> dict[str, Any]:
 def plan_file(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the whole step's plan with its changes, as `onewave tiles verify` and `bench wave --plan` read it."""
     asked = _read(given)
-    plan, _ = asked.planned(asked.config)
+    plan, _ = asked.planned(asked.step)
     return {"plan": plan.to_json()}
 
 
@@ -133,15 +135,16 @@ def _read(given: Mapping[str, Any]) -> _Question:
     model = choice(given, "model", "llama-3.2-1b", builtin_models())
     config = builtin_config(model)
     weights = choice(given, "weights", "compact", WEIGHT_BYTES)
-    batch, context = whole(given, "batch", 1, MAX_BATCH), whole(given, "context", 512, 1_000_000, least=0)
+    asked = DecodeStep(config, whole(given, "batch", 1, MAX_BATCH), find_format(weights))
+    context = whole(given, "context", 512, 1_000_000, least=0)
     gpus, sms = whole(given, "gpus", 1, 8), whole(given, "sms", GPUS["H200"].sms, 512)
-    most = workers_for(config, batch=batch, available=sms, weight_bytes=WEIGHT_BYTES[weights]) * gpus
+    most = workers_for(asked, available=sms) * gpus
     layers = min(whole(given, "layers", 2, MAX_SHOWN_LAYERS), config.num_layers)
     numbers = {name: _optional(given, name) for name in ("held", "ring", "splits")}
     changes = StepChanges(_moves(given.get("moves", []), most), whole(given, "turn", 0, most - 1, least=0), **numbers)
     turns = _triples("turns", given.get("turns", []))
     bandwidth, hand_off = (whole(given, name, 100, 1000, least=10) / 100 for name in ("bandwidth", "hand_off"))
-    return _Question(config, model, weights, batch, context, most, layers, changes, turns, bandwidth, hand_off, gpus)
+    return _Question(asked, model, context, most, layers, changes, turns, bandwidth, hand_off, gpus)
 
 
 def _optional(given: Mapping[str, Any], name: str) -> int | None:

@@ -5,13 +5,12 @@ A decode step is the one that the engine plans and launches (models/llama_plan),
 
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.lab.fields import choice, whole, wholes
 from onewave.models.config.read import builtin_config, builtin_models
-from onewave.models.llama_plan import MAX_BATCH, DealtStep, deal_decode, workers_for
+from onewave.models.llama_plan import MAX_BATCH, DealtStep, DecodeStep, deal_decode, workers_for
 from onewave.tiles.graph.builders import gemm_chain
 from onewave.tiles.graph.builders_attention import attention_block
 from onewave.tiles.graph.graph import TileGraph
@@ -208,11 +207,10 @@ def _decode_step(text: str, workers: int) -> DealtStep:
     config = builtin_config(choice({"model": model}, "model", "", builtin_models()))
     rows = whole({"batch": batch}, "batch", 1, MAX_BATCH)
     keys = whole({"context": context}, "context", 0, 1_000_000, least=0)
-    blocks = workers_for(config, batch=rows, available=workers)
+    blocks = workers_for(DecodeStep(config, rows), available=workers)
 
     def dealt(layers: int) -> DealtStep:
-        cut = replace(config, num_layers=layers, layer_windows=config.layer_windows[:layers])
-        return deal_decode(cut, batch=rows, workers=blocks, context=keys)
+        return deal_decode(DecodeStep(config.of_layers(layers), rows), workers=blocks, context=keys)
 
     # Layers are alike: two tell how many tasks all of them have.
     one, two = (len(dealt(layers).graph.tasks) for layers in (1, 2))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from onewave.base.gpus import GPUS, find_gpu
-from onewave.base.weight_formats import WEIGHT_BYTES
+from onewave.base.weight_formats import WEIGHT_BYTES, find_format
 from onewave.lab.fields import choice, whole
 from onewave.models.config.read import builtin_config, builtin_models
 from onewave.models.llama_plan import MAX_BATCH
@@ -29,10 +29,10 @@ def profile(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     config = builtin_config(choice(given, "model", "llama-3.2-1b", builtin_models()))
     gpu = find_gpu(choice(given, "gpu", "H200", GPUS))
-    width = WEIGHT_BYTES[choice(given, "weights", "compact", WEIGHT_BYTES)]
+    weight_format = find_format(choice(given, "weights", "compact", WEIGHT_BYTES))
     tokens, batch = whole(given, "tokens", 512, 1 << 20), whole(given, "batch", 1, MAX_BATCH)
     context = whole(given, "context", 512, 1_000_000, least=0)
-    predictor = Predictor(config, gpu, width)
+    predictor = Predictor(config, gpu, weight_format)
     rows: list[dict[str, Any]] = []
     points: list[tuple[Part, float]] = []
     for phase, count, before in ((PREFILL, tokens, 0), (DECODE, batch, context)):
@@ -55,7 +55,6 @@ def _seconds(predictor: Predictor, phase: str, rows: int, context: int) -> dict[
     if not predictor.runs_as_wave(phase, rows):
         return predictor.seconds(phase, rows, context)
     few = min(_LAYERS, config.num_layers)
-    shallow = replace(config, num_layers=few, layer_windows=config.layer_windows[:few])
-    found = replace(predictor, config=shallow).seconds(phase, rows, context)
+    found = replace(predictor, config=config.of_layers(few)).seconds(phase, rows, context)
     found = {name: took * (1 if name == "head" else config.num_layers / few) for name, took in found.items()}
     return found | {STEP: sum(took for name, took in found.items() if name != STEP)}

@@ -8,7 +8,7 @@ from torch import Tensor
 from onewave.base.errors import UnsupportedError
 from onewave.memory.kv_cache import KVCache
 from onewave.models.llama import MATRICES, NORMS, Llama, plain
-from onewave.models.llama_plan import head_groups, plan_program, workers_for
+from onewave.models.llama_plan import DecodeStep, head_groups, plan_program, workers_for
 from onewave.wave.launch.launch import AttentionSetup, Wave, co_resident, runs_here
 from onewave.wave.plan.operations import HeadGroups
 from onewave.wave.weights.pack import Weight, WeightStream, pack_stream
@@ -61,8 +61,9 @@ class DecodeWave:
         config = model.config
         self.batch, self.vocab_size, self.device = batch, config.vocab_size, model.device
         if stream is None:
-            count = workers or workers_for(config, batch=batch, available=co_resident(model.device))
-            program = plan_program(config, batch=batch, workers=count)
+            step = DecodeStep(config, batch)
+            count = workers or workers_for(step, available=co_resident(model.device))
+            program = plan_program(step, workers=count)
             stream = pack_stream(program, wave_weights(model), model.device)
         table = model.weights.embedding
         self._table = table if isinstance(table, RowTable) else None

@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError
-from onewave.base.weight_formats import times_as_wide
+from onewave.base.weight_formats import MixedFormat, WeightFormat, times_as_wide
 from onewave.models.config.model_config import ModelConfig
 from onewave.tiles.graph.builders import cuts
 from onewave.tiles.graph.graph import TileGraph
@@ -51,10 +51,35 @@ MAX_WORKERS = 4096
 _SHORTEST_RING = 4
 MAX_CONTEXT = 1 << 30
 """Tokens of a cache, beyond those of any model today."""
-Widths = tuple[tuple[str, int], ...]
-"""Matrices by name with their Operation.width, where a step's formats are mixed; of others it is 1."""
 SYNC_POLICY = "none"
 """The policy by which the launched program's proof shares counters: one a stage, fewest words."""
+
+
+@dataclass(frozen=True)
+class DecodeStep:
+    """What a decode step's plan follows from: its model, the number of sequences, and the format of its weights.
+
+    batch: rounded up to a power of two. weight_format: None for bfloat16 and float16.
+    """
+
+    config: ModelConfig
+    batch: int = 1
+    weight_format: WeightFormat | None = None
+
+    @property
+    def padded(self) -> int:
+        """The batch that is planned for."""
+        return 1 << (self.batch - 1).bit_length()
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of a weight in the stream."""
+        return 2 if self.weight_format is None else self.weight_format.weight_bytes
+
+    @property
+    def widths(self) -> tuple[tuple[str, int], ...]:
+        """Matrices by name with their Operation.width, where formats are mixed; of others it is 1."""
+        return self.weight_format.widths if isinstance(self.weight_format, MixedFormat) else ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +89,7 @@ class DealtStep:
     operations: by opcode name. shape: how products are tiled.
     """
 
+    step: DecodeStep
     graph: TileGraph
     queues: tuple[tuple[int, ...], ...]
     operations: Mapping[str, AnyOperation]
@@ -95,7 +121,7 @@ class DealtStep:
         table = lower(verified)
         in_turn = all(first < second for queue in self.queues for first, second in pairwise(queue))
         order = order if in_turn else verified.order
-        return DecodePlan(self.graph, order, table, self.program(table), self.groups, self.more_in_flight)
+        return DecodePlan(self.step, self.graph, order, table, self.program(table), self.groups, self.more_in_flight)
 
 
 @dataclass(frozen=True)
@@ -103,6 +129,7 @@ class DecodePlan:
     """A step's graph, its proved table, what the kernel reads, and how heads are grouped. order: of all tasks, allowed
     by the proof. more_in_flight: as DealtStep's."""
 
+    step: DecodeStep
     graph: TileGraph
     order: Ints
     table: TaskTable
@@ -113,7 +140,8 @@ class DecodePlan:
 
 def unsupported_because(config: ModelConfig, batch: int) -> str | None:
     """Say why the wave can't run this model at this batch; None if it can."""
-    padded = 1 << (batch - 1).bit_length()
+    step = DecodeStep(config, batch)
+    padded = step.padded
     if not 1 <= batch <= MAX_BATCH:
         return f"batch {batch}; up to {MAX_BATCH} sequences run as one wave"
     if config.head_dim not in (32, 64, 128):
@@ -127,11 +155,11 @@ def unsupported_because(config: ModelConfig, batch: int) -> str | None:
             return f"{name} size {size}, no multiple of 64"
     if config.num_heads * config.head_dim % 64 or config.num_kv_heads * config.head_dim % 32:
         return "heads of a width that is no multiple of 64"
-    shape = _shape(config, padded)
+    shape = _shape(step)
     widest = shape.max_tiles * shape.cols
     if padded <= 2 and max(config.hidden_size, config.num_heads * config.head_dim) > widest:
         return f"batch {batch} of hidden size {config.hidden_size}; up to {widest} columns fit an SM"
-    tasks = _tasks(config, shape, padded)
+    tasks = _tasks(step, shape)
     if tasks > _MAX_TASKS:
         return f"batch {batch} of a step of {tasks:,} tasks; up to {_MAX_TASKS:,} are planned"
     return None
@@ -146,16 +174,16 @@ def planned_facts(config: ModelConfig) -> dict[str, object]:
     return {"rotary_dim": config.rope.rotary_dim, **{name: getattr(config, name) for name in names}}
 
 
-def _check_supported(config: ModelConfig, batch: int) -> None:
-    reason = unsupported_because(config, batch)
+def _check_supported(step: DecodeStep) -> None:
+    reason = unsupported_because(step.config, step.batch)
     if reason is not None:
         raise UnsupportedError("one wave", got=reason)
 
 
-def _tasks(config: ModelConfig, shape: TileShape, padded: int) -> int:
+def _tasks(step: DecodeStep, shape: TileShape) -> int:
     """Estimate the tasks of a step's products on NUM_SMS SMs."""
     found = 0
-    for operation in _operations(config, shape, head_groups(config, padded)).values():
+    for operation in _operations(step, shape, head_groups(step.config, step.padded)).values():
         if isinstance(operation, Operation) and operation.weight is not None:
             share = cuts(operation.rows * operation.slices, shape.rows * NUM_SMS)
             passing = passes(operation.cols, operation.slices, shape)
@@ -176,9 +204,8 @@ def head_groups(config: ModelConfig, padded: int, splits: int | None = None) -> 
     return replace(one, splits=splits, merged=one.size if few else merged, reader_merges=few)
 
 
-def _shape(
-    config: ModelConfig, padded: int, weight_bytes: float = 2, slices: int | None = None, widths: Widths = ()
-) -> TileShape:
+def _shape(step: DecodeStep, slices: int | None = None) -> TileShape:
+    config, padded, weight_bytes = step.config, step.padded, step.weight_bytes
     columns = max(config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
 
     def made(images: int) -> TileShape:
@@ -193,7 +220,8 @@ def _shape(
     # Four images of 16 sequences would spill.
     sizes = (1, 2, 4) if weight_bytes < 1 and padded <= 8 else (1, 2)
     # A tile of the widest weights is one image at least.
-    sizes = tuple(images for images in sizes if images >= max((times_as_wide(width) for _, width in widths), default=1))
+    widest = max((times_as_wide(width) for _, width in step.widths), default=1)
+    sizes = tuple(images for images in sizes if images >= widest)
     if not sizes:
         raise UnsupportedError("one wave", got=f"weights of 16 bits among 4-bit ones for {padded} sequences")
     smallest, *larger = map(made, sizes)
@@ -210,43 +238,30 @@ def _padded_values(config: ModelConfig, shape: TileShape) -> int:
     return sum(rows * -(-cols // shape.cols) * shape.cols for rows, cols in sizes)
 
 
-def workers_for(
-    config: ModelConfig, *, batch: int, available: int, weight_bytes: float = 2, widths: Widths = ()
-) -> int:
+def workers_for(step: DecodeStep, *, available: int) -> int:
     """Choose the thread blocks of a launch, so that each has a row block of the head.
 
     available: blocks that the device runs at once. One or two sequences take all of them: more rings ride out a
     hand-off better. Larger batches take the fewest blocks that add no row block of any matrix to the busiest one.
     Raises UnsupportedError, InvalidArgumentError.
     """
-    _check_supported(config, batch)
+    _check_supported(step)
     check_workers(available)
-    padded = 1 << (batch - 1).bit_length()
-    shape = _shape(config, padded, weight_bytes, widths=widths)
+    config, padded, shape = step.config, step.padded, _shape(step)
     available = min(available, -(-config.vocab_size // shape.rows))
     if padded <= 2:
         return available
-    products = [o for o in _operations(config, shape, head_groups(config, padded)).values() if isinstance(o, Operation)]
+    products = [o for o in _operations(step, shape, head_groups(config, padded)).values() if isinstance(o, Operation)]
     blocks = {o.rows // shape.rows * o.slices for o in products if o.weight is not None and not o.logits}
     return fewest_workers(blocks, available)
 
 
-def plan_decode(
-    config: ModelConfig,
-    *,
-    batch: int,
-    workers: int,
-    policy: str = SYNC_POLICY,
-    weight_bytes: float = 2,
-    context: int = 0,
-    widths: Widths = (),
-) -> DecodePlan:
-    """Plan one step of up to `batch` sequences (rounded up to a power of two), prove it and lower it.
+def plan_decode(step: DecodeStep, *, workers: int, policy: str = SYNC_POLICY, context: int = 0) -> DecodePlan:
+    """Plan a step, prove it and lower it.
 
     policy: as of DealtStep.proved. The other arguments and errors are those of deal_decode.
     """
-    dealt = deal_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes, context=context, widths=widths)
-    return dealt.proved(policy)
+    return deal_decode(step, workers=workers, context=context).proved(policy)
 
 
 @dataclass(frozen=True)
@@ -296,35 +311,23 @@ STREAM = "stream"
 """The stage of o and down in StepChanges.moves."""
 
 
-def deal_decode(
-    config: ModelConfig,
-    *,
-    batch: int,
-    workers: int,
-    weight_bytes: float = 2,
-    context: int = 0,
-    changes: StepChanges | None = None,
-    widths: Widths = (),
-) -> DealtStep:
-    """Deal one step of up to `batch` sequences (rounded up to a power of two) out to workers.
+def deal_decode(step: DecodeStep, *, workers: int, context: int = 0, changes: StepChanges | None = None) -> DealtStep:
+    """Deal a step out to workers.
 
-    workers: thread blocks, of which workers_for says how many a device takes. weight_bytes: a WeightFormat's, 2 for
-    bfloat16 and float16. context: tokens in each cache. It changes what attention reads, and no word of the program.
-    changes: None for none.
+    workers: thread blocks, of which workers_for says how many a device takes. context: tokens in each cache. It changes
+    what attention reads, and no word of the program. changes: None for none.
     Raises UnsupportedError, InvalidArgumentError, VerificationError (memory).
     """
-    _check_supported(config, batch)
+    _check_supported(step)
     check_workers(workers)
     check_context(context)
     changes = changes or StepChanges()
-    operations, shape, groups = step_parts(
-        config, batch=batch, weight_bytes=weight_bytes, splits=changes.splits, slices=changes.slices, widths=widths
-    )
+    operations, shape, groups = step_parts(step, splits=changes.splits, slices=changes.slices)
     shape = changes.of_shape(shape)
     deal = Deal(operations, shape, workers, shape.batch, by_writer=True, context=context)
     # The first workers have more rows of the residual stream. So the last ones have the larger shares of gate_up, and
     # `down` reads their results last.
-    stream_shares = changes.moved(deal.shares(config.hidden_size // shape.rows, first=True), STREAM)
+    stream_shares = changes.moved(deal.shares(step.config.hidden_size // shape.rows, first=True), STREAM)
     for name, operation in operations.items():
         if not isinstance(operation, Operation):
             deal.add_units(name, turn=changes.turn)
@@ -335,34 +338,25 @@ def deal_decode(
         else:
             deal.add(name, shares=changes.moved(deal.shares(deal.blocks_of(name)), name.rstrip("0123456789")))
     queues = tuple(map(tuple, deal.queues))
-    return DealtStep(deal.build.graph(), queues, operations, shape, groups, pace_of(shape, operations))
+    return DealtStep(step, deal.build.graph(), queues, operations, shape, groups, pace_of(shape, operations))
 
 
 def step_parts(
-    config: ModelConfig,
-    *,
-    batch: int,
-    weight_bytes: float = 2,
-    splits: int | None = None,
-    slices: int | None = None,
-    widths: Widths = (),
+    step: DecodeStep, *, splits: int | None = None, slices: int | None = None
 ) -> tuple[dict[str, AnyOperation], TileShape, HeadGroups]:
     """Return a step's operations, by opcode name, the tiling of its products, and its groups of heads.
 
     splits: of a sequence's keys. slices: of K of `down`. None chooses both; other values round otherwise. Raises
     UnsupportedError.
     """
-    _check_supported(config, batch)
-    padded = 1 << (batch - 1).bit_length()
-    groups, shape = head_groups(config, padded, splits), _shape(config, padded, weight_bytes, slices, widths)
-    return _operations(config, shape, groups, slices, dict(widths)), shape, groups
+    _check_supported(step)
+    groups, shape = head_groups(step.config, step.padded, splits), _shape(step, slices)
+    return _operations(step, shape, groups, slices), shape, groups
 
 
-def plan_program(
-    config: ModelConfig, *, batch: int, workers: int, weight_bytes: float = 2, widths: Widths = ()
-) -> WaveProgram:
+def plan_program(step: DecodeStep, *, workers: int) -> WaveProgram:
     """Return plan_decode's program alone: another process hands it back without the graph and its proof."""
-    return plan_decode(config, batch=batch, workers=workers, weight_bytes=weight_bytes, widths=widths).program
+    return plan_decode(step, workers=workers).program
 
 
 def check_workers(workers: int) -> None:
@@ -377,15 +371,15 @@ def check_context(context: int) -> None:
         raise InvalidArgumentError("context", got=f"{context:,}", allowed=f"0 to {MAX_CONTEXT:,}")
 
 
-def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: float = 2) -> int:
+def hand_offs(step: DecodeStep, *, context: int) -> int:
     """Count the hand-offs that a step waits for, one after the other.
 
     There is one before attention, the output projection, gate_up, down and the next layer, and one where splits are
     combined or slices of K are reduced. context: tokens in each cache.
     """
-    padded = 1 << (batch - 1).bit_length()
-    groups = head_groups(config, padded)
-    sliced = slices_of(config.hidden_size, config.intermediate_size, _shape(config, padded, weight_bytes)) > 1
+    config = step.config
+    groups = head_groups(config, step.padded)
+    sliced = slices_of(config.hidden_size, config.intermediate_size, _shape(step)) > 1
     found = 0
     for window in config.layer_windows:
         keys = context + 1 if window is None else min(context + 1, window)
@@ -395,16 +389,12 @@ def hand_offs(config: ModelConfig, *, batch: int, context: int, weight_bytes: fl
 
 
 def _operations(
-    config: ModelConfig,
-    shape: TileShape,
-    groups: HeadGroups,
-    slices: int | None = None,
-    widths: Mapping[str, int] | None = None,
+    step: DecodeStep, shape: TileShape, groups: HeadGroups, slices: int | None = None
 ) -> dict[str, AnyOperation]:
+    config, widths, asked = step.config, dict(step.widths), slices
     hidden, inner = config.hidden_size, config.intermediate_size
     width = config.num_heads * config.head_dim
     qkv = width + 2 * config.num_kv_heads * config.head_dim
-    widths, asked = widths or {}, slices
     found: dict[str, AnyOperation] = {}
     x = INPUT
     for layer in range(config.num_layers):

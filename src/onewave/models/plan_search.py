@@ -15,9 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from onewave.base.errors import OnewaveError
-from onewave.base.weight_formats import WEIGHT_BYTES
-from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama_plan import STREAM, DealtStep, DecodePlan, StepChanges, deal_decode, workers_for
+from onewave.models.llama_plan import STREAM, DecodePlan, DecodeStep, StepChanges, deal_decode, workers_for
 from onewave.models.step_plan import StepPlan, plan_of, prove_dealt
 from onewave.models.wave_prediction import WaveCosts, kept_costs, predict_plan
 from onewave.tiles.sim.fit import Floats, lane_lags
@@ -35,23 +33,16 @@ _STAGES = ("qkv", "gate_up", "head", STREAM)
 
 @dataclass(frozen=True)
 class Asked:
-    """The step to search for: its model, number of sequences, weight format, number of SMs and tokens before it.
+    """The step to search for, its model's name, number of SMs and tokens before it.
 
     same_bits: only plans that round as the wave's own does.
     """
 
-    config: ModelConfig
+    step: DecodeStep
     model: str
-    batch: int
-    weights: str
     workers: int
     context: int
     same_bits: bool = True
-
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes of a weight in the stream."""
-        return WEIGHT_BYTES[self.weights]
 
 
 @dataclass(frozen=True)
@@ -111,27 +102,22 @@ def search_plans(
     as one wave.
     """
     began, costs, draw = time.perf_counter(), costs or kept_costs(), random.Random(seed)
-    workers = workers_for(asked.config, batch=asked.batch, available=asked.workers, weight_bytes=asked.weight_bytes)
-    few = min(_LAYERS, asked.config.num_layers)
-    shallow = replace(asked.config, num_layers=few, layer_windows=asked.config.layer_windows[:few])
-
-    def dealt(config: ModelConfig, changes: StepChanges, workers: int) -> DealtStep:
-        return deal_decode(
-            config, batch=asked.batch, workers=workers, weight_bytes=asked.weight_bytes, context=asked.context,
-            changes=changes,
-        )  # fmt: skip
+    config = asked.step.config
+    workers = workers_for(asked.step, available=asked.workers)
+    few = min(_LAYERS, config.num_layers)
+    shallow = replace(asked.step, config=config.of_layers(few))
 
     def tried(changes: StepChanges, workers: int) -> Candidate:
-        step = predict_plan(dealt(shallow, changes, workers), costs, batch=asked.batch)
+        dealt = deal_decode(shallow, workers=workers, context=asked.context, changes=changes)
+        step = predict_plan(dealt, costs)
         late = {stage: lane_lags(step, {STREAM: "down"}.get(stage, stage)) for stage in _STAGES}
         return Candidate(changes, workers, step.makespan * 1e-9, late)
 
     def proved(changes: StepChanges, workers: int) -> FoundPlan:
-        step = dealt(asked.config, changes, workers)
-        made = prove_dealt(step)
-        seconds = predict_plan(made, costs, batch=asked.batch).makespan * 1e-9
-        plan = plan_of(asked.config, step, model=asked.model, weights=asked.weights)
-        return FoundPlan(plan, made, Candidate(changes, workers, seconds))
+        dealt = deal_decode(asked.step, workers=workers, context=asked.context, changes=changes)
+        made = prove_dealt(dealt)
+        seconds = predict_plan(made, costs).makespan * 1e-9
+        return FoundPlan(plan_of(dealt, model=asked.model), made, Candidate(changes, workers, seconds))
 
     show("the wave's own plan")
     own = proved(StepChanges(), workers)

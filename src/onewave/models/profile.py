@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from onewave.base.gpus import GPU
+from onewave.base.weight_formats import WeightFormat
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama_plan import unsupported_because
+from onewave.models.llama_plan import DecodeStep, unsupported_because
 from onewave.models.wave_prediction import WaveCosts, kept_costs, predict_step
 from onewave.tiles.sim.energy import energy_mj
 from onewave.tiles.sim.fit import stage_spans
@@ -142,23 +143,26 @@ def _attention(config: ModelConfig, phase: str, rows: int, context: int) -> Part
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predict parts of one model on one GPU. weight_bytes: of a weight in the wave's stream. costs: of the wave.
+    """Predict parts of one model on one GPU. weight_format: of the wave's stream. costs: of the wave.
 
     A decode step that does not run as one wave is predicted as a CUDA graph of operators, which reads 16 bits a weight.
     """
 
     config: ModelConfig
     gpu: GPU
-    weight_bytes: float = 2
+    weight_format: WeightFormat | None = None
     costs: WaveCosts | None = None
 
     def runs_as_wave(self, phase: str, rows: int) -> bool:
         """Whether a pass is one wave's step."""
         return phase == DECODE and self.gpu.wave and unsupported_because(self.config, rows) is None
 
+    def _step(self, rows: int) -> DecodeStep:
+        return DecodeStep(self.config, rows, self.weight_format)
+
     def parts(self, phase: str, rows: int, context: int) -> list[Part]:
         """List the parts of a pass, as parts does, with weights of the bytes that are read."""
-        width = self.weight_bytes if self.runs_as_wave(phase, rows) else 2
+        width = self._step(rows).weight_bytes if self.runs_as_wave(phase, rows) else 2
         return parts(self.config, phase, rows, context, weight_bytes=width)
 
     def seconds(self, phase: str, rows: int, context: int) -> dict[str, float]:
@@ -190,11 +194,11 @@ class Predictor:
         return (us + part.count * launch) * 1e-6
 
     def _wave(self, rows: int, context: int) -> dict[str, float]:
-        config, gpu = self.config, self.gpu
+        gpu = self.gpu
         costs = self.costs or kept_costs()
         costs = replace(costs, memory_bandwidth=costs.memory_bandwidth * gpu.bandwidth / 4800)
-        made = predict_step(config, costs, batch=rows, workers=gpu.sms, weight_bytes=self.weight_bytes, context=context)
-        return stage_seconds(stage_spans(made), config, made.makespan * 1e-9)
+        made = predict_step(self._step(rows), costs, workers=gpu.sms, context=context)
+        return stage_seconds(stage_spans(made), self.config, made.makespan * 1e-9)
 
 
 def stage_seconds(spans: dict[str, float], config: ModelConfig, whole: float) -> dict[str, float]:

@@ -24,15 +24,15 @@ from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError, check_one_of, shown
 from onewave.base.json_files import in_file, parse_json, read_bounded
-from onewave.base.weight_formats import WEIGHT_BYTES
+from onewave.base.weight_formats import WEIGHT_BYTES, find_format, name_of
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama_plan import (
     DealtStep,
     DecodePlan,
+    DecodeStep,
     StepChanges,
     check_context,
     check_workers,
-    deal_decode,
     step_parts,
 )
 from onewave.tiles.graph.graph import Task
@@ -133,23 +133,15 @@ def _queues(found: object) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, queues))
 
 
-def default_plan(
-    config: ModelConfig, *, model: str, batch: int = 1, workers: int = 132, weights: str = "16-bit"
-) -> StepPlan:
-    """Return the plan that the engine launches by itself. model: its name in the file. Raises UnsupportedError."""
-    dealt = deal_decode(config, batch=batch, workers=workers, weight_bytes=WEIGHT_BYTES[weights])
-    return plan_of(config, dealt, model=model, weights=weights)
-
-
-def plan_of(config: ModelConfig, dealt: DealtStep, *, model: str, weights: str) -> StepPlan:
-    """Write down a step that was dealt."""
+def plan_of(dealt: DealtStep, *, model: str) -> StepPlan:
+    """Write down a step that was dealt. model: its name in the file."""
     tasks = dealt.graph.tasks
     slices = max(o.slices for o in dealt.operations.values() if isinstance(o, Operation))
     return StepPlan(
         model=model,
-        config=digest_of(config),
+        config=digest_of(dealt.step.config),
         batch=dealt.shape.batch,
-        weights=weights,
+        weights=name_of(dealt.step.weight_format),
         splits=dealt.groups.splits,
         slices=slices,
         held=dealt.shape.held,
@@ -176,7 +168,8 @@ def deal_plan(config: ModelConfig, plan: StepPlan, *, context: int = 0) -> Dealt
         raise InvalidArgumentError("plan: model", got=got, allowed=f"a plan of this model's sizes, {digest_of(config)}")
     check_workers(plan.workers)
     check_context(context)
-    operations, groups, shape = _parts(config, plan)
+    step = DecodeStep(config, plan.batch, find_format(plan.weights))
+    operations, groups, shape = _parts(step, plan)
     deal = Deal(operations, shape, plan.workers, shape.batch, by_writer=True, context=context)
     found = [_task_of(text, worker, operations) for worker, queue in enumerate(plan.queues) for text in queue]
     by_name: dict[str, list[tuple[_Index, int, int]]] = {name: [] for name in operations}
@@ -194,7 +187,7 @@ def deal_plan(config: ModelConfig, plan: StepPlan, *, context: int = 0) -> Dealt
                 numbers[at] = deal.unit(worker, name, index[0], index[2])
     ordered = iter(numbers)
     queues = tuple(tuple(next(ordered) for _ in queue) for queue in plan.queues)
-    return DealtStep(deal.build.graph(), queues, operations, shape, groups, Pace(plan.flight, plan.sooner))
+    return DealtStep(step, deal.build.graph(), queues, operations, shape, groups, Pace(plan.flight, plan.sooner))
 
 
 def prove_plan(config: ModelConfig, plan: StepPlan, *, context: int = 0) -> DecodePlan:
@@ -216,14 +209,12 @@ def prove_dealt(dealt: DealtStep) -> DecodePlan:
     return dealt.proved("tile")
 
 
-def _parts(config: ModelConfig, plan: StepPlan) -> tuple[dict[str, AnyOperation], HeadGroups, TileShape]:
+def _parts(step: DecodeStep, plan: StepPlan) -> tuple[dict[str, AnyOperation], HeadGroups, TileShape]:
     """Operations, groups of heads and the tiling that a plan asks for."""
     if plan.splits not in (powers := [1 << i for i in range(MAX_SPLITS.bit_length())]):
         raise InvalidArgumentError("plan: splits", got=str(plan.splits), allowed=", ".join(map(str, powers)))
-    operations, shape, groups = step_parts(
-        config, batch=plan.batch, weight_bytes=WEIGHT_BYTES[plan.weights], splits=plan.splits, slices=plan.slices
-    )
-    slice_bounds(config.intermediate_size, plan.slices, shape)  # refuses more than there are tiles
+    operations, shape, groups = step_parts(step, splits=plan.splits, slices=plan.slices)
+    slice_bounds(step.config.intermediate_size, plan.slices, shape)  # refuses more than there are tiles
     shape = StepChanges(held=plan.held, ring=plan.ring).of_shape(shape)
     if not 1 <= plan.flight <= plan.ring or plan.sooner >= plan.ring:
         got = f"flight {plan.flight}, sooner {plan.sooner}"

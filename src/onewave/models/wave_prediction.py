@@ -14,8 +14,7 @@ import numpy as np
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.json_files import parse_json, read_bounded
-from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama_plan import DealtStep, DecodePlan, deal_decode, plan_decode, workers_for
+from onewave.models.llama_plan import DealtStep, DecodePlan, DecodeStep, deal_decode, plan_decode, workers_for
 from onewave.tiles.sim.fit import fit_hand_offs, fit_lane_speeds, stage_spans
 from onewave.tiles.sim.machine import H200_LEVELS, Machine
 from onewave.tiles.sim.simulate import simulate
@@ -96,27 +95,18 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def predict_step(
-    config: ModelConfig,
-    costs: WaveCosts,
-    *,
-    batch: int,
-    workers: int = 132,
-    weight_bytes: float = 2,
-    context: int = 0,
-) -> Trace:
-    """Simulate the step of up to `batch` sequences that the engine launches by itself.
+def predict_step(step: DecodeStep, costs: WaveCosts, *, workers: int = 132, context: int = 0) -> Trace:
+    """Simulate a step's plan that the engine launches by itself.
 
-    workers: SMs of the device. weight_bytes: of the stream's WeightFormat. context: tokens in each cache. Raises
-    UnsupportedError for what does not run as one wave, InvalidArgumentError for costs of a stage that a step lacks.
+    workers: SMs of the device. context: tokens in each cache. Raises UnsupportedError for what does not run as one
+    wave, InvalidArgumentError for costs of a stage that a step lacks.
     """
-    blocks = workers_for(config, batch=batch, available=workers, weight_bytes=weight_bytes)
-    plan = plan_decode(config, batch=batch, workers=blocks, weight_bytes=weight_bytes, context=context)
-    return predict_plan(plan, costs, batch=batch)
+    blocks = workers_for(step, available=workers)
+    return predict_plan(plan_decode(step, workers=blocks, context=context), costs)
 
 
-def predict_plan(plan: DecodePlan | DealtStep, costs: WaveCosts, *, batch: int) -> Trace:
-    """Simulate a step of up to `batch` sequences. A dealt one, which nothing has proved, keeps program order.
+def predict_plan(plan: DecodePlan | DealtStep, costs: WaveCosts) -> Trace:
+    """Simulate a step. A dealt one, which nothing has proved, keeps program order.
 
     Raises InvalidArgumentError for costs of a stage that it lacks, and where it would wait for ever.
     """
@@ -124,25 +114,16 @@ def predict_plan(plan: DecodePlan | DealtStep, costs: WaveCosts, *, batch: int) 
     unknown = sorted({*costs.hand_offs, *costs.several} - stages)
     if unknown:
         raise InvalidArgumentError("costs", got=", ".join(unknown), allowed=", ".join(sorted(stages)))
-    return _simulated(plan, costs.of_batch(batch), costs.bandwidth(plan.more_in_flight), costs.speeds)
+    return _simulated(plan, costs.of_batch(plan.step.batch), costs.bandwidth(plan.more_in_flight), costs.speeds)
 
 
-def fit_costs(
-    config: ModelConfig,
-    measured: Trace,
-    *,
-    batch: int,
-    context: int,
-    memory_bandwidth: float,
-    source: str,
-    weight_bytes: float = 2,
-) -> WaveCosts:
+def fit_costs(step: DecodeStep, measured: Trace, *, context: int, memory_bandwidth: float, source: str) -> WaveCosts:
     """Costs with which a step's simulation takes as long as it was measured to, stage by stage and SM by SM.
 
-    measured: of the same model, batch and weights, after `context` tokens, whose keys are no part of a hand-off. Raises
+    measured: of the same step, after `context` tokens, whose keys are no part of a hand-off. Raises
     InvalidArgumentError and UnsupportedError.
     """
-    plan = deal_decode(config, batch=batch, workers=measured.workers, weight_bytes=weight_bytes, context=context)
+    plan = deal_decode(step, workers=measured.workers, context=context)
     if len(plan.graph.tasks) != len(measured.task):
         got = f"{len(measured.task):,} tasks"
         raise InvalidArgumentError("trace", got=got, allowed=f"{len(plan.graph.tasks):,}, of this model and batch")

@@ -15,7 +15,7 @@ from onewave.bench.engine.wave import WaveCase, WaveResult, traced_step
 from onewave.engine.load.self_check import self_check
 from onewave.engine.load.streamed import StreamedModel
 from onewave.models.decode_wave import DecodeWave
-from onewave.models.llama_plan import DecodePlan, hand_offs
+from onewave.models.llama_plan import DecodePlan, DecodeStep, hand_offs
 from onewave.models.wave_prediction import kept_costs, predict_plan
 from onewave.tiles.sim.trace import Trace
 from onewave.wave.plan.program import WaveProgram
@@ -32,10 +32,10 @@ class ProvedPlan:
     predicted: float
 
 
-def prove_and_predict(plan: Callable[[], DecodePlan], batch: int) -> ProvedPlan:
-    """Prove a plan of a step of `batch` sequences and predict it: seconds of a CPU, for another process."""
+def prove_and_predict(plan: Callable[[], DecodePlan]) -> ProvedPlan:
+    """Prove a step's plan and predict it: seconds of a CPU, for another process."""
     made = plan()
-    return ProvedPlan(made.program, predict_plan(made, kept_costs(), batch=batch).makespan * 1e-9)
+    return ProvedPlan(made.program, predict_plan(made, kept_costs()).makespan * 1e-9)
 
 
 @torch.inference_mode()
@@ -83,9 +83,8 @@ def measure_plans(
     device, config = made.model.device, made.model.config
     seconds = time_in_rounds(runs, device, rounds=rounds)
     weight_format = made.stream.weight_format
-    width = 2 if weight_format is None else weight_format.weight_bytes
     kv_bytes = batch * kv_bytes_read(config, made.model.dtype, context)
-    hops = hand_offs(config, batch=batch, context=context, weight_bytes=width)
+    hops = hand_offs(DecodeStep(config, batch, weight_format), context=context)
     results = [
         WaveResult(
             "wave",

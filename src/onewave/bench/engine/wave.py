@@ -22,7 +22,7 @@ from onewave.memory.kv_cache import KVCache, KVFormat
 from onewave.models.batch import Batch
 from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama import MATRICES, Llama, MatrixWeight
-from onewave.models.llama_plan import hand_offs, unsupported_because
+from onewave.models.llama_plan import DecodeStep, hand_offs, unsupported_because
 from onewave.ops.linear import LinearWeight
 from onewave.tiles.sim.trace import Trace
 from onewave.wave.weights.pack import WeightStream
@@ -180,8 +180,7 @@ def measure_wave(
     kv_bytes = batch * kv_bytes_read(config, model.kv_format.dtype, context)
     kv_name = NAMES_8_BITS.get(model.kv_format.dtype)
     weight_format = None if stream is None else stream.weight_format
-    weight_bytes = 2 if weight_format is None else weight_format.weight_bytes
-    hops = hand_offs(config, batch=batch, context=context, weight_bytes=weight_bytes)
+    hops = hand_offs(DecodeStep(config, batch, weight_format), context=context)
 
     def step() -> Tensor:
         return wave.wave.decode(tokens, positions, slots, logits)

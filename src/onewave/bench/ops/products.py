@@ -8,7 +8,6 @@ alone, as PyTorch has it, and with SwiGLU in one launch, as prompts run it; from
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,7 @@ from onewave.bench.clock import Summary, recorded, time_in_rounds
 from onewave.bench.ledger import Measurement
 from onewave.engine.load.streamed import layer_matrices
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama_plan import plan_program, workers_for
+from onewave.models.llama_plan import DecodeStep, plan_program, workers_for
 from onewave.ops.linear import linear, linear_swiglu
 from onewave.wave.launch.launch import co_resident
 from onewave.wave.weights.pack import StreamMatrix, Weight, WeightStream
@@ -102,7 +101,7 @@ class ProductResult:
 
 def products_of(config: ModelConfig) -> list[Product]:
     """A model's matrices, in the order of a step."""
-    one = replace(config, num_layers=1, layer_windows=config.layer_windows[:1])
+    one = config.of_layers(1)
     few = replace(one, vocab_size=_SMALL_VOCAB)
     layer = [Product(name, *shape, f"{name}0", few) for name, shape in layer_matrices(few).items()]
     return [*layer, Product("head", config.vocab_size, config.hidden_size, 1, "head", one)]
@@ -110,10 +109,7 @@ def products_of(config: ModelConfig) -> list[Product]:
 
 def product_of_shape(config: ModelConfig, rows: int, cols: int) -> Product:
     """A matrix [rows, cols]: `down` of a model like this one that has it."""
-    one = replace(
-        config, num_layers=1, layer_windows=config.layer_windows[:1], vocab_size=_SMALL_VOCAB, hidden_size=rows,
-        intermediate_size=cols,
-    )  # fmt: skip
+    one = replace(config.of_layers(1), vocab_size=_SMALL_VOCAB, hidden_size=rows, intermediate_size=cols)
     return Product("matrix", rows, cols, 1, "down0", one)
 
 
@@ -169,10 +165,9 @@ def _ways(
 
 def _in_tiles(product: Product, weights: list[Tensor], form: WeightFormat, setting: Setting) -> list[StreamMatrix]:
     """Pack each copy of a matrix into a stream of its own, of a model of one layer, where nothing else is packed."""
-    config, device, on_gpu = product.config, setting.device, setting.device.type == "cuda"
-    given: dict[str, Any] = {"batch": setting.sequences, "weight_bytes": form.weight_bytes}
-    workers = workers_for(config, available=co_resident(device) if on_gpu else _CPU_WORKERS, **given)
-    program = plan_program(config, workers=workers, **given)
+    step, device = DecodeStep(product.config, setting.sequences, form), setting.device
+    available = co_resident(device) if device.type == "cuda" else _CPU_WORKERS
+    program = plan_program(step, workers=workers_for(step, available=available))
     found: list[StreamMatrix] = []
     for weight in weights:
         stream = WeightStream(program, setting.dtype, device, form)

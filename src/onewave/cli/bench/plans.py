@@ -89,13 +89,13 @@ def _time_plans(
         weight_format=weight_format,
     )
     show_status("proving the plans and compiling their kernels")
-    workers = workers_for(config, batch=first.batch, available=co_resident(where), weight_bytes=how.weight_bytes)
-    facts_of_own = {"batch": first.batch, "workers": workers, "weight_bytes": how.weight_bytes, "context": context}
-    jobs: dict[str, Callable[[], DecodePlan]] = {OWN: partial(plan_decode, config, **facts_of_own)}
+    step = how.step(config)
+    own = partial(plan_decode, step, workers=workers_for(step, available=co_resident(where)), context=context)
+    jobs: dict[str, Callable[[], DecodePlan]] = {OWN: own}
     jobs |= {name: partial(prove_plan, config, each, context=context) for name, each in read.items()}
 
     def made(job: Callable[[], DecodePlan]) -> ProvedPlan:
-        return done_by(pool, partial(prove_and_predict, job, first.batch))
+        return done_by(pool, partial(prove_and_predict, job))
 
     with ThreadPoolExecutor(len(jobs)) as threads:
         proved = dict(zip(jobs, threads.map(made, jobs.values()), strict=True))

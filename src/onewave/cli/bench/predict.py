@@ -11,7 +11,7 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.output import show, write_file
-from onewave.cli.tiles.options import WeightFormat, weight_bytes_of
+from onewave.cli.tiles.options import WeightFormat, format_of
 from onewave.cli.tiles.tables import read_trace, timeline_table
 from onewave.weights.fetch import sources
 
@@ -62,27 +62,25 @@ def predict(
     `onewave tiles compare` sets the trace beside a measured one, phase by phase.
     """
     _check_fit(call, fitted=fit is not None, bandwidth=bandwidth)
-    width = weight_bytes_of(weight_format)
+    form = format_of(weight_format)
     from onewave.models.config.read import load_config
+    from onewave.models.llama_plan import DecodeStep
     from onewave.models.wave_prediction import fit_costs, kept_costs, predict_step
 
     known = None if fit is not None else kept_costs() if costs is None else kept_costs(costs)
     measured = None if fit is None else read_trace(fit)
     chosen = "dummy" if model in sources.builtin_names() else "auto"
     location = sources.resolve(model, Settings.from_env(), load_format=chosen)
-    config = load_config(location)
+    step = DecodeStep(load_config(location), batch_size, form)
     if known is None:
         assert measured is not None
         assert bandwidth is not None
         workers = measured.workers
-        known = fit_costs(
-            config, measured, batch=batch_size, context=context, memory_bandwidth=bandwidth,
-            source=source or str(fit), weight_bytes=width,
-        )  # fmt: skip
+        known = fit_costs(step, measured, context=context, memory_bandwidth=bandwidth, source=source or str(fit))
         if save is not None:
             write_file("--save", save, known.to_json())
     sms = 132 if workers is None else workers
-    made = predict_step(config, known, batch=batch_size, workers=sms, weight_bytes=width, context=context)
+    made = predict_step(step, known, workers=sms, context=context)
     if trace is not None:
         write_file("--trace", trace, made.to_json())
     if as_json:

@@ -17,7 +17,7 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.cli import options
 from onewave.cli.bench.report import numbers, show_progress, show_status
 from onewave.cli.output import amount, percent, show, table, write_file
-from onewave.cli.tiles.options import WeightFormat, weight_bytes_of
+from onewave.cli.tiles.options import WeightFormat, format_of
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
@@ -118,7 +118,7 @@ def profile(
     from onewave.models.llama_plan import check_context
     from onewave.models.profile import DECODE, PREFILL, STEP, Predictor, verdict
 
-    width = weight_bytes_of(weight_format)
+    form = format_of(weight_format)
     config = find_config(model)
     prompts = [count for count in numbers("--tokens", tokens) if count]
     batches = [count for count in numbers("--batch-size", batch_size) if count]
@@ -136,7 +136,7 @@ def profile(
     with _processes(device) as pool:  # before this process uses the GPU
         known = _known_gpu(device) if device is not None else find_gpu("H200" if gpu is None else gpu)
         title = f"{model} on {known.name}, {'measured' if device is not None else 'PREDICTED, not measured'}"
-        predictor = Predictor(config, known, width)
+        predictor = Predictor(config, known, form)
         # A step's takes seconds of a CPU.
         guesses = {} if pool is None else {case: pool.submit(predictor.seconds, *case) for case in cases}
         counted: dict[tuple[str, int, str], Counters] = {}

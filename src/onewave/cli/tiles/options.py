@@ -6,7 +6,8 @@ import typer
 
 from onewave.base.errors import InvalidArgumentError, check_one_of
 from onewave.base.json_files import in_file
-from onewave.base.weight_formats import WEIGHT_BYTES
+from onewave.base.weight_formats import WEIGHT_BYTES, find_format
+from onewave.base.weight_formats import WeightFormat as Format
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.config.read import find_config
 from onewave.models.step_plan import StepPlan, open_plan
@@ -42,9 +43,9 @@ WeightFormat = Annotated[
 ]
 
 
-def weight_bytes_of(weight_format: str) -> float:
-    """Bytes of a weight in the stream of that format. Raises InvalidArgumentError."""
-    return WEIGHT_BYTES[check_one_of("weight format", weight_format, WEIGHT_BYTES)]
+def format_of(name: str) -> Format | None:
+    """The format of the stream's weights; None for 16 bits. Raises InvalidArgumentError."""
+    return find_format(check_one_of("weight format", name, WEIGHT_BYTES))
 
 
 def plan_and_config(file: str) -> tuple[StepPlan, ModelConfig]:

@@ -9,8 +9,8 @@ from onewave.base.errors import InvalidArgumentError, shown
 from onewave.cli.output import write_file
 from onewave.cli.tiles import options as given
 from onewave.models.config.read import find_config
-from onewave.models.llama_plan import workers_for
-from onewave.models.step_plan import default_plan
+from onewave.models.llama_plan import DecodeStep, deal_decode, workers_for
+from onewave.models.step_plan import plan_of
 
 
 def plan_command(
@@ -31,10 +31,9 @@ def plan_command(
     """
     if program != "decode":
         raise InvalidArgumentError("plan", got=shown(program), allowed="decode MODEL")
-    width = given.weight_bytes_of(weight_format)
-    config = find_config(model)
-    taken = workers_for(config, batch=batch, available=workers, weight_bytes=width)
-    made = default_plan(config, model=model, batch=batch, workers=taken, weights=weight_format)
+    form = given.format_of(weight_format)
+    step = DecodeStep(find_config(model), batch, form)
+    made = plan_of(deal_decode(step, workers=workers_for(step, available=workers)), model=model)
     if out is None:
         print(made.to_json(), end="")
         return

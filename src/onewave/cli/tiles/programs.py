@@ -11,7 +11,15 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.base.json_files import in_file
 from onewave.cli.tiles import options
 from onewave.models.config.read import find_config
-from onewave.models.llama_plan import SYNC_POLICY, DealtStep, DecodePlan, check_context, deal_decode, workers_for
+from onewave.models.llama_plan import (
+    SYNC_POLICY,
+    DealtStep,
+    DecodePlan,
+    DecodeStep,
+    check_context,
+    deal_decode,
+    workers_for,
+)
 from onewave.models.step_plan import deal_plan, prove_dealt
 from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.graph.programs import (
@@ -103,15 +111,14 @@ class Program:
         if self.dtype not in ("bf16", "fp16"):
             next = "Choose int8, fp8 or compact weights by --weight-format."
             raise InvalidArgumentError("decode: dtype", got=self.dtype[:40], allowed="bf16, fp16", next=next)
-        width = options.weight_bytes_of(self.weight_format)
+        weight_format = options.format_of(self.weight_format)
         if self.dtype != "bf16" and self.weight_format == "compact":
             next = "Add --weight-format 16-bit."
             raise InvalidArgumentError(
                 "weight format", got=f"compact with {self.dtype}", allowed="compact with bf16", next=next
             )
-        config = find_config(str(model))
-        workers = workers_for(config, batch=self.batch, available=sms, weight_bytes=width)
-        return deal_decode(config, batch=self.batch, workers=workers, weight_bytes=width, context=self.context)
+        step = DecodeStep(find_config(str(model)), self.batch, weight_format)
+        return deal_decode(step, workers=workers_for(step, available=sms), context=self.context)
 
     def _planned(self) -> Built:
         """Read a decode step's plan and prove it."""

@@ -13,6 +13,7 @@ from onewave.cli.bench.report import show_progress
 from onewave.cli.output import make_directory, show, table, write_file
 from onewave.cli.tiles import options as given
 from onewave.models.config.read import find_config
+from onewave.models.llama_plan import DecodeStep
 from onewave.models.plan_search import Asked, FoundPlan, PlanSearch, search_plans
 from onewave.tiles.graph.programs import exactly
 from onewave.tiles.search.search import check_time_limit
@@ -43,12 +44,10 @@ class DecodeSearch:
         """Search, write and print. Raises OnewaveError."""
         [model] = exactly("decode", sizes, ("MODEL",))
         check_time_limit(time_limit)
-        given.weight_bytes_of(self.weight_format)
+        weight_format = given.format_of(self.weight_format)
         asked = Asked(
-            config=find_config(str(model)),
+            step=DecodeStep(find_config(str(model)), self.batch, weight_format),
             model=str(model),
-            batch=self.batch,
-            weights=self.weight_format,
             workers=self.workers,
             context=self.context,
             same_bits=not self.other_bits,

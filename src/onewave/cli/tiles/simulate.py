@@ -213,7 +213,7 @@ def staircase_command(
 
 def _step_ms(planned: DecodePlan) -> float:
     """A plan's time on an H200, by costs fitted to a measured launch."""
-    return predict_plan(planned, kept_costs(), batch=planned.program.shape.batch).makespan * 1e-6
+    return predict_plan(planned, kept_costs()).makespan * 1e-6
 
 
 def _refuse_beside_panels(call: typer.Context, more: tuple[str, ...] = ()) -> None:

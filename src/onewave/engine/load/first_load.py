@@ -69,12 +69,12 @@ def compilers(path: str, config: ModelConfig, options: LoadOptions) -> Generator
     On a GPU, what the first launch begins with begins here, after the forks and beside the GPU's own start; meanwhile
     what the wave's path launches is imported, unless processes wait for work.
     """
-    may_run, batch, width = _may_run(path, config, options), options.max_num_seqs, options.weight_bytes
+    may_run = _may_run(path, config, options)
     launchers: list[tuple[Any, ...]] = []
     try:
         wanted = may_run and _is_first(config, options)
         if wanted and _is_prebuilt(config, options):
-            launchers = shipped_launchers(config, batch=batch, weight_bytes=width)
+            launchers = shipped_launchers(options.step(config))
             wanted = not launchers
         for module in _MODULES if wanted else ():
             import_module(module)
@@ -114,20 +114,17 @@ def _may_run(path: str, config: ModelConfig, options: LoadOptions) -> bool:
 
 def _is_first(config: ModelConfig, options: LoadOptions) -> bool:
     """Whether the cache has no program for the load."""
-    batch, width, widths = options.max_num_seqs, options.weight_bytes, options.widths
-    return options.plan is not None or not planned_before(
-        config, batch=batch, cache_dir=options.cache_dir, weight_bytes=width, widths=widths
-    )
+    return options.plan is not None or not planned_before(options.step(config), cache_dir=options.cache_dir)
 
 
 def _is_prebuilt(config: ModelConfig, options: LoadOptions) -> bool:
     """Whether program and kernels of a load ship with the package."""
-    if options.plan is not None or options.widths or options.dtype is not torch.bfloat16:
+    step = options.step(config)
+    if options.plan is not None or step.widths or options.dtype is not torch.bfloat16:
         return False
     from onewave.gpu.prebuilt import has_prebuilt
 
-    shipped = is_shipped(config, batch=options.max_num_seqs, weight_bytes=options.weight_bytes)
-    return shipped and has_prebuilt("wave")
+    return is_shipped(step) and has_prebuilt("wave")
 
 
 def plan_and_compile(config: ModelConfig, options: LoadOptions, workers: int) -> WaveProgram:
@@ -135,10 +132,10 @@ def plan_and_compile(config: ModelConfig, options: LoadOptions, workers: int) ->
     kernels that its load and the sampler launch. What fails to compile is compiled when it is needed. Without
     options.compilers nothing is made ready: all of it is Python, which would only wait for its lock.
     Raises UnsupportedError."""
-    batch, width, pool = options.max_num_seqs, options.weight_bytes, options.compilers
-    path = shipped_path(config, batch=batch, workers=workers, weight_bytes=width)
+    step, pool = options.step(config), options.compilers
+    path = shipped_path(step, workers=workers)
     # No program ships in which some matrices are wider: that of the same bytes a weight has all of them alike.
-    shipped = load_program(path) if options.plan is None and not options.widths else None
+    shipped = load_program(path) if options.plan is None and not step.widths else None
     job = _planning(config, options, workers)
     if pool is None:
         return job() if shipped is None else shipped
@@ -163,8 +160,7 @@ def _planning(config: ModelConfig, options: LoadOptions, workers: int) -> Callab
 
     if options.plan is not None:
         return partial(plan_file_program, config, options.plan)
-    batch, width = options.max_num_seqs, options.weight_bytes
-    return partial(plan_program, config, batch=batch, workers=workers, weight_bytes=width, widths=options.widths)
+    return partial(plan_program, options.step(config), workers=workers)
 
 
 def _compile(config: ModelConfig, options: LoadOptions, program: WaveProgram | None) -> None:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from onewave.base.settings import Settings
-from onewave.base.weight_formats import MixedFormat, Rounding, ScaledFormat, WeightFormat
+from onewave.base.weight_formats import Rounding, ScaledFormat, WeightFormat
 from onewave.engine.load.stopwatch import Stopwatch
 from onewave.models.config.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from onewave.base.errors import TokenizerError
     from onewave.engine.text.tokenizer import Tokenizer
+    from onewave.models.llama_plan import DecodeStep
     from onewave.models.step_plan import StepPlan
 
 NAMES_8_BITS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
@@ -70,10 +71,11 @@ class LoadOptions:
         of four bits are. On an H200 32 sequences of an 8B take 5.98 ms in two launches of int8 (observed)."""
         return self.launches <= (2 if self.weight_bytes < 1 else 1)
 
-    @property
-    def widths(self) -> tuple[tuple[str, int], ...]:
-        """Matrices of another width than most, by name (llama_plan.Widths)."""
-        return self.weight_format.widths if isinstance(self.weight_format, MixedFormat) else ()
+    def step(self, config: ModelConfig) -> DecodeStep:
+        """The step that one wave runs."""
+        from onewave.models.llama_plan import DecodeStep
+
+        return DecodeStep(config, self.max_num_seqs, self.weight_format)
 
     @property
     def rounding(self) -> Rounding | None:

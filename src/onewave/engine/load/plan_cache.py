@@ -21,8 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama_plan import Widths, planned_facts
+from onewave.models.llama_plan import DecodeStep, planned_facts
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.program_file import program_bytes, read_program
 from onewave.weights.fetch.sources import BUILTIN_DIR
@@ -47,37 +46,35 @@ _UNFINISHED = ".program-"
 _STALE_SECONDS = 3600.0
 
 
-def program_path(
-    config: ModelConfig, *, batch: int, workers: int, cache_dir: Path, weight_bytes: float = 2, widths: Widths = ()
-) -> Path:
+def program_path(step: DecodeStep, *, workers: int, cache_dir: Path) -> Path:
     """Where the cache keeps the program of a step, whether or not it is there."""
-    return cache_dir / "wave" / f"{_key(config, batch, weight_bytes, widths)}-{workers}.program"
+    return cache_dir / "wave" / f"{_key(step)}-{workers}.program"
 
 
-def shipped_path(config: ModelConfig, *, batch: int, workers: int, weight_bytes: float = 2) -> Path:
+def shipped_path(step: DecodeStep, *, workers: int) -> Path:
     """Where the package keeps the program of a step, whether or not it is there."""
-    return SHIPPED / f"{_shipped_key(config, batch, weight_bytes)}-{workers}.program"
+    return SHIPPED / f"{_shipped_key(step)}-{workers}.program"
 
 
-def is_shipped(config: ModelConfig, *, batch: int, weight_bytes: float = 2) -> bool:
+def is_shipped(step: DecodeStep) -> bool:
     """Say whether the package has a step's program, for any number of workers."""
-    return any(SHIPPED.glob(f"{_shipped_key(config, batch, weight_bytes)}-*.program"))
+    return any(SHIPPED.glob(f"{_shipped_key(step)}-*.program"))
 
 
-def shipped_launchers(config: ModelConfig, *, batch: int, weight_bytes: float = 2) -> list[tuple[Any, ...]]:
+def shipped_launchers(step: DecodeStep) -> list[tuple[Any, ...]]:
     """Return the types of the arguments of each kernel that a load launches, where the package knows them
     (tools/launchers.py): for C compilers to make what launches them. None is needed for a load to be right."""
     try:
         kept: dict[str, Any] = json.loads(LAUNCHERS.read_text())
-        numbers: list[int] = kept["loads"].get(launchers_key(config, batch, weight_bytes), [])
+        numbers: list[int] = kept["loads"].get(launchers_key(step), [])
         return [_as_tuples(kept["launchers"][number]) for number in numbers]
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
         return []
 
 
-def launchers_key(config: ModelConfig, batch: int, weight_bytes: float) -> str:
+def launchers_key(step: DecodeStep) -> str:
     """The name of a load in LAUNCHERS."""
-    return _digest_of({"config": planned_facts(config)}, batch, weight_bytes)
+    return _digest_of({"config": planned_facts(step.config)}, step)
 
 
 def _as_tuples(types: Any) -> Any:
@@ -85,28 +82,26 @@ def _as_tuples(types: Any) -> Any:
     return tuple(_as_tuples(each) for each in cast("list[Any]", types)) if isinstance(types, list) else types
 
 
-def planned_before(
-    config: ModelConfig, *, batch: int, cache_dir: Path, weight_bytes: float = 2, widths: Widths = ()
-) -> bool:
+def planned_before(step: DecodeStep, *, cache_dir: Path) -> bool:
     """Say whether the cache keeps a step's program, for any number of workers, without asking a GPU for theirs."""
     try:
-        return any((cache_dir / "wave").glob(f"{_key(config, batch, weight_bytes, widths)}-*.program"))
+        return any((cache_dir / "wave").glob(f"{_key(step)}-*.program"))
     except (OSError, ValueError):  # a directory that may not be searched, or no path at all
         return False
 
 
-def _key(config: ModelConfig, batch: int, weight_bytes: float, widths: Widths) -> str:
-    facts = {"config": asdict(config), "sources": _sources_digest(_SOURCES), "widths": widths}
-    return _digest_of(facts, batch, weight_bytes)
+def _key(step: DecodeStep) -> str:
+    facts = {"config": asdict(step.config), "sources": _sources_digest(_SOURCES), "widths": step.widths}
+    return _digest_of(facts, step)
 
 
-def _shipped_key(config: ModelConfig, batch: int, weight_bytes: float) -> str:
-    facts = {"config": planned_facts(config), "sources": _sources_digest(PLANNING_SOURCES)}
-    return _digest_of(facts, batch, weight_bytes)
+def _shipped_key(step: DecodeStep) -> str:
+    facts = {"config": planned_facts(step.config), "sources": _sources_digest(PLANNING_SOURCES)}
+    return _digest_of(facts, step)
 
 
-def _digest_of(facts: Mapping[str, object], batch: int, weight_bytes: float) -> str:
-    whole = {**facts, "batch": 1 << (batch - 1).bit_length(), "weight_bytes": weight_bytes}
+def _digest_of(facts: Mapping[str, object], step: DecodeStep) -> str:
+    whole = {**facts, "batch": step.padded, "weight_bytes": step.weight_bytes}
     return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

@@ -32,7 +32,7 @@ _CAPACITY = BLOCK_KEYS  # for which keys come through the ring, as they will
 
 def one_layer(config: ModelConfig) -> ModelConfig:
     """Return a model of one layer and a few words; its decode step is compiled as the whole model's."""
-    return replace(config, num_layers=1, layer_windows=config.layer_windows[:1], vocab_size=_WORDS)
+    return replace(config.of_layers(1), vocab_size=_WORDS)
 
 
 class _NoWeights(WeightStream):
@@ -105,9 +105,7 @@ def blank_stream(config: ModelConfig, options: LoadOptions, program: WaveProgram
     from onewave.wave.launch.launch import co_resident
 
     if program is None:
-        workers, batch = co_resident(options.device), options.max_num_seqs
-        width, widths = options.weight_bytes, options.widths
-        plan = partial(plan_program, one_layer(config), batch=batch, workers=workers, weight_bytes=width, widths=widths)
+        plan = partial(plan_program, options.step(one_layer(config)), workers=co_resident(options.device))
         program = done_by(options.compilers, plan)
     return _NoWeights(program, options.dtype, options.device, options.weight_format)
 

@@ -139,7 +139,7 @@ def _has_room(stream: WeightStream) -> bool:
 
 def program_of(config: ModelConfig, options: LoadOptions) -> WaveProgram:
     """The step's program, from the cache; where it is not there, kernels compile while it is planned."""
-    batch, width = options.max_num_seqs, options.weight_bytes
+    step = options.step(config)
     available = launch.co_resident(options.device)
     if options.plan is not None:
         workers = options.plan.workers
@@ -147,11 +147,8 @@ def program_of(config: ModelConfig, options: LoadOptions) -> WaveProgram:
             raise UnsupportedError("plan: workers", got=str(workers), allowed=f"up to {available}, the GPU's SMs")
         # A changed plan is proved at each load.
         return plan_and_compile(config, options, workers)
-    widths = options.widths
-    workers = workers_for(config, batch=batch, available=available, weight_bytes=width, widths=widths)
-    path = program_path(
-        config, batch=batch, workers=workers, cache_dir=options.cache_dir, weight_bytes=width, widths=widths
-    )
+    workers = workers_for(step, available=available)
+    path = program_path(step, workers=workers, cache_dir=options.cache_dir)
     found = load_program(path)
     if found is None:
         found = plan_and_compile(config, options, workers)

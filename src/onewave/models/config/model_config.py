@@ -1,6 +1,8 @@
 """One frozen description of a LLaMA-family model, read from an HF `config.json` or from GGUF metadata."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 MAX_HEAD_DIM = 256
 """The largest head dimension that attention takes. All are even numbers; a GPU takes multiples of 8."""
@@ -60,3 +62,7 @@ class ModelConfig:
     dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+
+    def of_layers(self, num_layers: int) -> ModelConfig:
+        """The model cut to its first layers."""
+        return replace(self, num_layers=num_layers, layer_windows=self.layer_windows[:num_layers])
