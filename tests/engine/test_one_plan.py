@@ -43,9 +43,7 @@ def sms(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(
         load_module,
         "plan_and_compile",
-        lambda config, how, workers: plan_program(
-            config, batch=how.max_num_seqs, workers=workers, weight_bytes=how.weight_bytes
-        ),
+        lambda config, how, workers: plan_program(how.step(config), workers=workers),
     )
     return 114
 
@@ -100,8 +98,8 @@ def test_the_words_that_the_command_writes_are_the_words_that_the_engine_launche
     config, how = find_config(name), loaded_by(batch, weight_format, tmp_path)
     planned = load_module.program_of(config, how)
     check_same(planned, by_command)
-    workers = workers_for(config, batch=batch, available=sms, weight_bytes=how.weight_bytes)
-    path = program_path(config, batch=batch, workers=workers, cache_dir=tmp_path, weight_bytes=how.weight_bytes)
+    workers = workers_for(how.step(config), available=sms)
+    path = program_path(how.step(config), workers=workers, cache_dir=tmp_path)
     kept = load_program(path)
     assert kept is not None
     check_same(kept, by_command)

@@ -18,7 +18,7 @@ from onewave.engine.load import rounded
 from onewave.engine.load.load import load
 from onewave.engine.load.wave import load_wave
 from onewave.models.batch import Batch
-from onewave.models.llama_plan import plan_decode
+from onewave.models.llama_plan import DecodeStep, plan_decode
 from onewave.ops.linear import linear
 from onewave.wave.weights.pack import StreamMatrix
 
@@ -124,7 +124,7 @@ def test_arguments_of_the_wrong_type_are_refused_by_name(options: dict[str, Any]
 def test_planning_bytes_changes_no_sum(tmp_path: Path) -> None:
     """Row blocks, slices and splits are those of 16-bit weights: only the rounding makes a difference."""
     for batch in (1, 4, 16):
-        plans = [plan_decode(BASE, batch=batch, workers=3, weight_bytes=size) for size in (2, 1)]
+        plans = [plan_decode(DecodeStep(BASE, batch, form), workers=3) for form in (None, ROUNDINGS["int8"])]
         assert plans[0].groups == plans[1].groups
         assert plans[0].program.regions == plans[1].program.regions
         assert plans[0].program.names == plans[1].program.names

@@ -32,7 +32,7 @@ from onewave.memory.kv_cache import KVCache
 from onewave.models import decode_wave, llama_plan
 from onewave.models.batch import Batch
 from onewave.models.llama import Llama
-from onewave.models.llama_plan import plan_decode
+from onewave.models.llama_plan import DecodeStep, plan_decode
 from onewave.wave.launch import launch
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
 
@@ -290,7 +290,7 @@ def test_what_does_not_suit_is_known_before_anything_is_loaded(gpu: list[str], t
 
 
 def test_packing_is_compiled_ahead_on_zeros_that_stay_zeros() -> None:
-    program = plan_decode(sketches.one_layer(BASE), batch=1, workers=3).program
+    program = plan_decode(DecodeStep(sketches.one_layer(BASE)), workers=3).program
     stream = sketches._NoWeights(program, torch.float16, CPU)
     sketches.compile_packing(stream)
     assert stream.tensor.shape == (128, 64)
@@ -302,14 +302,14 @@ def test_the_kernel_compiled_ahead_is_the_whole_models(family: str) -> None:
     config = replace(BASE, qkv_bias=family == "biases", qk_norm=family == "norms", intermediate_size=1216)
     small = sketches.one_layer(config)
     for batch in (1, 4, 16):
-        programs = [plan_decode(each, batch=batch, workers=3).program for each in (small, config)]
+        programs = [plan_decode(DecodeStep(each, batch), workers=3).program for each in (small, config)]
         assert programs[0].constants == programs[1].constants
         stream = sketches._NoWeights(programs[0], torch.float16, CPU)
         sketch = decode_wave.attention_setup(
-            sketches.sketch(small, stream), plan_decode(small, batch=batch, workers=3).groups
+            sketches.sketch(small, stream), plan_decode(DecodeStep(small, batch), workers=3).groups
         )
         whole = random_model(config)
-        setup = decode_wave.attention_setup(whole, plan_decode(config, batch=batch, workers=3).groups)
+        setup = decode_wave.attention_setup(whole, plan_decode(DecodeStep(config, batch), workers=3).groups)
         for name in ("groups", "hidden", "eps", "scale"):
             assert getattr(sketch, name) == getattr(setup, name)
         for name in ("q_norm", "k_norm"):

@@ -28,7 +28,7 @@ def test_the_time_shown_is_the_one_that_the_command_predicts_of_the_exported_pla
     kept = [[task for task in queue if task.split()[0].rstrip("0123456789") == "head" or (task.split()[0].endswith("0")
              and not task.split()[0].endswith("10"))] for queue in whole.queues]  # fmt: skip
     cut = replace(whole, queues=tuple(map(tuple, kept)), config=digest_of(shallow))
-    predicted = predict_plan(prove_plan(shallow, cut, context=64), kept_costs(), batch=2)
+    predicted = predict_plan(prove_plan(shallow, cut, context=64), kept_costs())
     assert found["step_ms"] == pytest.approx(predicted.makespan * 1e-6)
     assert len(found["waits"]) == len(found["trace"]["tasks"]["worker"])
     assert any(re.fullmatch(r"rows \d+ to \d+ of qkv0 from SM \d+", wait) for wait in found["waits"])

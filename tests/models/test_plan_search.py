@@ -5,18 +5,20 @@ from dataclasses import replace
 import pytest
 
 from kit.processes import count_looks
+from onewave.base.weight_formats import COMPACT
 from onewave.models import plan_search
 from onewave.models.config.read import builtin_config
-from onewave.models.llama_plan import STREAM, StepChanges, deal_decode
+from onewave.models.llama_plan import STREAM, DecodeStep, StepChanges, deal_decode
 from onewave.models.plan_search import Asked, Candidate, search_plans, spread
 from onewave.models.step_plan import prove_dealt, prove_plan, read_plan
 from onewave.models.wave_prediction import WaveCosts
 
 CONFIG = replace(builtin_config("llama-3.2-1b"), num_layers=2, layer_windows=(None, None), vocab_size=1600)
+STEP = DecodeStep(CONFIG, 1, COMPACT)
 
 
 def asked(**changes: object) -> Asked:
-    return replace(Asked(CONFIG, "llama-3.2-1b", 1, "compact", 12, 512), **changes)
+    return replace(Asked(STEP, "llama-3.2-1b", 12, 512), **changes)
 
 
 def test_what_is_found_is_proved_and_predicted_from_its_own_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,9 +51,8 @@ def test_what_is_kept_lies_apart_and_differs_in_what_was_changed() -> None:
 
 @pytest.mark.parametrize("stage", ["qkv", "gate_up", "head", STREAM])
 def test_a_move_takes_a_row_block_from_one_worker_in_every_layer(stage: str) -> None:
-    options = {"batch": 1, "workers": 12, "weight_bytes": 1.625}
-    own = deal_decode(CONFIG, **options)
-    moved = deal_decode(CONFIG, **options, changes=StepChanges(moves=((stage, 3, 7), (stage, 3, 7)), turn=1))
+    own = deal_decode(STEP, workers=12)
+    moved = deal_decode(STEP, workers=12, changes=StepChanges(moves=((stage, 3, 7), (stage, 3, 7)), turn=1))
     prove_dealt(moved)
     name = {"head": "head", STREAM: "down1"}.get(stage, f"{stage}0")
     own_blocks, blocks = (

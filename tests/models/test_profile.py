@@ -6,6 +6,7 @@ import pytest
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.gpus import GPUS, find_gpu
+from onewave.base.weight_formats import COMPACT
 from onewave.models.config.read import builtin_config
 from onewave.models.profile import DECODE, PREFILL, STEP, Predictor, parts, verdict
 
@@ -44,7 +45,7 @@ def test_a_part_is_bound_by_the_ceiling_that_it_is_near() -> None:
 @pytest.mark.parametrize("name", list(GPUS))
 def test_every_gpu_gets_a_prediction_no_better_than_its_ceilings(name: str) -> None:
     gpu, shallow = GPUS[name], replace(CONFIG, num_layers=2, layer_windows=(None, None))
-    predictor = Predictor(shallow, gpu, 2)
+    predictor = Predictor(shallow, gpu)
     for phase, rows in ((PREFILL, 256), (DECODE, 2), (DECODE, 4096)):
         listed, seconds = predictor.parts(phase, rows, 64), predictor.seconds(phase, rows, 64)
         assert set(seconds) == {part.name for part in listed}
@@ -62,7 +63,7 @@ def test_every_gpu_gets_a_prediction_no_better_than_its_ceilings(name: str) -> N
 def test_more_tokens_sequences_or_keys_are_never_predicted_to_take_less(name: str) -> None:
     config = builtin_config("llama-3.2-1b")
     shallow = replace(config, num_layers=1, layer_windows=(None,), vocab_size=4096)
-    predictor = Predictor(shallow, GPUS[name], 1.625)
+    predictor = Predictor(shallow, GPUS[name], COMPACT)
     prompts = [(PREFILL, rows, 0) for rows in (1, 2, 63, 64, 65, 66, 128, 129, 192, 193, 512, 513, 8192)]
     batches = [(DECODE, rows, 512) for rows in (1, 2, 16, 17, 64, 65)]
     keys = [(DECODE, 2, context) for context in (0, 512, 131072)]
@@ -77,7 +78,7 @@ def test_more_tokens_sequences_or_keys_are_never_predicted_to_take_less(name: st
 )
 def test_a_step_without_a_wave_is_predicted_as_graphs_were_measured(model: str, batch: int, measured_ms: float) -> None:
     # ledger/h200.jsonl:2882, 2884, 2886 and 2888. Whatever the wave's weights have, these read 16 bits.
-    predictor = Predictor(builtin_config(model), replace(GPUS["H200"], wave=False), 1.625)
+    predictor = Predictor(builtin_config(model), replace(GPUS["H200"], wave=False), COMPACT)
     assert predictor.seconds(DECODE, batch, 512)[STEP] * 1e3 == pytest.approx(measured_ms, rel=0.08)
     assert predictor.parts(DECODE, batch, 512) == parts(predictor.config, DECODE, batch, 512)
 

@@ -8,25 +8,25 @@ from typing import Any
 import pytest
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError
-from onewave.base.weight_formats import WEIGHT_BYTES
+from onewave.base.weight_formats import find_format
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.config.read import builtin_config
-from onewave.models.llama_plan import plan_decode
-from onewave.models.step_plan import StepPlan, check_plan_fits, default_plan, is_plan, prove_plan, read_plan
+from onewave.models.llama_plan import DecodeStep, deal_decode, plan_decode
+from onewave.models.step_plan import StepPlan, check_plan_fits, is_plan, plan_of, prove_plan, read_plan
 from onewave.tiles.proof.interpret import interpret
 from onewave.wave.plan.program_file import program_bytes
 
 
 def shallow(layers: int = 2) -> ModelConfig:
-    config = builtin_config("llama-3.2-1b")
-    return replace(config, num_layers=layers, layer_windows=config.layer_windows[:layers])
+    return builtin_config("llama-3.2-1b").of_layers(layers)
 
 
 CONFIG = shallow()
 
 
-def made(**options: Any) -> StepPlan:
-    return default_plan(CONFIG, model="llama-3.2-1b", **options)
+def made(*, workers: int, batch: int = 1, weights: str = "16-bit") -> StepPlan:
+    step = DecodeStep(CONFIG, batch, find_format(weights))
+    return plan_of(deal_decode(step, workers=workers), model="llama-3.2-1b")
 
 
 def edited(plan: StepPlan, edit: Callable[[dict[str, Any]], object]) -> StepPlan:
@@ -66,7 +66,7 @@ def test_the_plan_that_is_written_is_the_one_that_is_launched(batch: int, weight
     assert is_plan(text)
     assert is_plan(json.dumps(json.loads(text), sort_keys=True).encode())
     assert read_plan(text) == plan
-    launched = plan_decode(CONFIG, batch=batch, workers=workers, weight_bytes=WEIGHT_BYTES[weights])
+    launched = plan_decode(DecodeStep(CONFIG, batch, find_format(weights)), workers=workers)
     proved = prove_plan(CONFIG, read_plan(text))
     assert program_bytes(proved.program) == program_bytes(launched.program)
     assert proved.table.to_words().tolist() == launched.table.to_words().tolist()

@@ -12,8 +12,9 @@ from kit.models.tiny_decoders import BASE
 from kit.paths import DATA
 from kit.refusals import refused
 from onewave.base.errors import InvalidArgumentError
+from onewave.base.weight_formats import COMPACT, WeightFormat
 from onewave.models.config.read import builtin_config
-from onewave.models.llama_plan import StepChanges, deal_decode, plan_decode
+from onewave.models.llama_plan import DecodeStep, StepChanges, deal_decode, plan_decode
 from onewave.models.wave_prediction import WaveCosts, fit_costs, kept_costs, predict_plan, predict_step
 from onewave.tiles.sim.fit import stage_spans
 from onewave.tiles.sim.trace import Trace
@@ -24,10 +25,10 @@ COSTS = WaveCosts(
 
 
 def test_a_prediction_has_the_plans_tasks_on_its_workers_and_takes_its_hand_offs_longer() -> None:
-    plan = plan_decode(BASE, batch=1, workers=5)
+    plan = plan_decode(DecodeStep(BASE), workers=5)
     free, costly = (
-        predict_step(BASE, WaveCosts(100.0), batch=1, workers=5),
-        predict_step(BASE, COSTS, batch=1, workers=5),
+        predict_step(DecodeStep(BASE), WaveCosts(100.0), workers=5),
+        predict_step(DecodeStep(BASE), COSTS, workers=5),
     )
     assert costly.workers == 5
     assert len(costly.task) == len(plan.graph.tasks)
@@ -40,13 +41,14 @@ def test_a_prediction_has_the_plans_tasks_on_its_workers_and_takes_its_hand_offs
     assert free.makespan > weights / 100
 
 
-@pytest.mark.parametrize(("context", "weight_bytes"), [(0, 1.625), (100, 2)])
-def test_costs_are_found_again_and_outlive_a_file(tmp_path: Path, context: int, weight_bytes: float) -> None:
-    step = {"batch": 1, "context": context, "weight_bytes": weight_bytes}
-    measured = predict_step(BASE, COSTS, workers=5, **step)
-    found = fit_costs(BASE, measured, memory_bandwidth=100.0, source="a test", **step)
+@pytest.mark.parametrize(("context", "form"), [(0, COMPACT), (100, None)])
+def test_costs_are_found_again_and_outlive_a_file(tmp_path: Path, context: int, form: WeightFormat | None) -> None:
+    step = DecodeStep(BASE, 1, form)
+    measured = predict_step(step, COSTS, workers=5, context=context)
+    found = fit_costs(step, measured, memory_bandwidth=100.0, source="a test", context=context)
     # The keys that the trace's attention has read are no part of its hand-off: they would count twice.
-    assert stage_spans(predict_step(BASE, found, workers=5, **step)) == pytest.approx(stage_spans(measured), rel=0.02)
+    again = predict_step(step, found, workers=5, context=context)
+    assert stage_spans(again) == pytest.approx(stage_spans(measured), rel=0.02)
     assert found.hand_offs["attend"] == pytest.approx(COSTS.hand_offs["attend"], rel=0.02)
     path = tmp_path / "costs.json"
     path.write_text(found.to_json(), encoding="utf-8")
@@ -60,15 +62,15 @@ def test_costs_are_found_again_and_outlive_a_file(tmp_path: Path, context: int, 
 def test_sms_of_other_speeds_are_found_again() -> None:
     given = (1.02, 0.97, 1.0, 0.99, 1.02)
     config = replace(BASE, vocab_size=40_000)
-    measured = predict_step(config, replace(COSTS, speeds=given), batch=1, workers=5)
-    found = fit_costs(config, measured, batch=1, context=0, memory_bandwidth=100.0, source="a test")
+    measured = predict_step(DecodeStep(config), replace(COSTS, speeds=given), workers=5)
+    found = fit_costs(DecodeStep(config), measured, context=0, memory_bandwidth=100.0, source="a test")
     assert found.speeds == pytest.approx(given, abs=4e-3)
 
 
 def test_a_trace_of_another_batch_or_model_is_refused() -> None:
-    measured = predict_step(BASE, COSTS, batch=1, workers=5)
+    measured = predict_step(DecodeStep(BASE), COSTS, workers=5)
     with pytest.raises(InvalidArgumentError, match="of this model and batch"):
-        fit_costs(BASE, measured, batch=8, context=0, memory_bandwidth=100.0, source="")
+        fit_costs(DecodeStep(BASE, 8), measured, context=0, memory_bandwidth=100.0, source="")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"source": "", "memory_bandwidth": "fast", "hand_offs": {}}'])
@@ -118,11 +120,11 @@ def test_several_sequences_have_costs_of_their_own(tmp_path: Path) -> None:
     kept = kept_costs(path)
     assert kept.several == {"down": 5000.0}
     for batch, costs in ((1, COSTS), (2, WaveCosts(100.0, {"down": 5000.0}))):
-        assert predict_step(BASE, kept, batch=batch, workers=5).makespan == (
-            predict_step(BASE, costs, batch=batch, workers=5).makespan
+        assert predict_step(DecodeStep(BASE, batch), kept, workers=5).makespan == (
+            predict_step(DecodeStep(BASE, batch), costs, workers=5).makespan
         )
     with pytest.raises(InvalidArgumentError, match="dawn"):
-        predict_step(BASE, replace(COSTS, several={"dawn": 1.0}), batch=1, workers=5)
+        predict_step(DecodeStep(BASE), replace(COSTS, several={"dawn": 1.0}), workers=5)
 
 
 def test_another_number_of_tiles_in_flight_costs_bandwidth(tmp_path: Path) -> None:
@@ -130,45 +132,45 @@ def test_another_number_of_tiles_in_flight_costs_bandwidth(tmp_path: Path) -> No
     path.write_text(replace(COSTS, pace={-1: 0.5, 1: 0.75}).to_json(), encoding="utf-8")
     kept = kept_costs(path)
     assert [kept.bandwidth(more) for more in (-3, -1, 0, 1, 4)] == [50.0, 50.0, 100.0, 75.0, 75.0]
-    step = deal_decode(BASE, batch=1, workers=5, weight_bytes=2, context=0, changes=StepChanges())
+    step = deal_decode(DecodeStep(BASE), workers=5)
     slow = replace(step, pace=replace(step.pace, flight=step.pace.flight - 1))
     half = replace(COSTS, memory_bandwidth=50.0)
     for dealt, same, costs in ((slow, step, half), (slow.proved(), step.proved(), half), (step, step, COSTS)):
-        assert predict_plan(dealt, kept, batch=1).makespan == predict_plan(same, costs, batch=1).makespan
+        assert predict_plan(dealt, kept).makespan == predict_plan(same, costs).makespan
 
 
 def test_costs_of_a_stage_that_a_step_has_not_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="gateup"):
-        predict_step(BASE, WaveCosts(100.0, {"gateup": 5.0}), batch=1, workers=5)
+        predict_step(DecodeStep(BASE), WaveCosts(100.0, {"gateup": 5.0}), workers=5)
 
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_no_step_is_faster_than_its_weights(batch: int) -> None:
-    config = replace(BASE, num_layers=4, layer_windows=(None,) * 4, intermediate_size=4672)
-    plan = plan_decode(config, batch=batch, workers=7)
-    found = predict_step(config, WaveCosts(100.0), batch=batch, workers=7)
+    step = DecodeStep(replace(BASE, num_layers=4, layer_windows=(None,) * 4, intermediate_size=4672), batch)
+    plan = plan_decode(step, workers=7)
+    found = predict_step(step, WaveCosts(100.0), workers=7)
     read = sum(tensor.nbytes for name, tensor in plan.graph.tensors.items() if name.startswith("W_"))
     assert found.makespan >= read / 100
 
 
 def test_a_stage_that_is_cut_in_slices_is_fitted_too() -> None:
-    config = replace(BASE, num_layers=4, layer_windows=(None,) * 4, intermediate_size=9344)
-    assert plan_decode(config, batch=8, workers=5).program.max_slices > 1
-    measured = predict_step(config, COSTS, batch=8, workers=5)
-    found = fit_costs(config, measured, batch=8, context=0, memory_bandwidth=100.0, source="")
-    assert predict_step(config, found, batch=8, workers=5).makespan == pytest.approx(measured.makespan, rel=0.02)
+    step = DecodeStep(replace(BASE, num_layers=4, layer_windows=(None,) * 4, intermediate_size=9344), 8)
+    assert plan_decode(step, workers=5).program.max_slices > 1
+    measured = predict_step(step, COSTS, workers=5)
+    found = fit_costs(step, measured, context=0, memory_bandwidth=100.0, source="")
+    assert predict_step(step, found, workers=5).makespan == pytest.approx(measured.makespan, rel=0.02)
 
 
 def test_keys_that_no_cache_holds_are_read_in_several_tiles() -> None:
     config = replace(BASE, num_layers=1, layer_windows=(None,))
     keys = (256 << 20) // (4 * config.head_dim)
-    dealt = deal_decode(config, batch=16, workers=4, context=keys)
+    dealt = deal_decode(DecodeStep(config, 16), workers=4, context=keys)
     stored = 16 * config.num_kv_heads * (256 << 20)
     assert dealt.graph.tensors["cache0"].nbytes == stored
     reads = [len([tile for tile in task.reads if tile[0] == "cache0"]) for task in dealt.graph.tasks]
     assert sum(reads) * (16 << 20) == stored
     assert max(reads) > 1
-    assert predict_plan(dealt, WaveCosts(100.0), batch=16).makespan > stored / 100
+    assert predict_plan(dealt, WaveCosts(100.0)).makespan > stored / 100
 
 
 @pytest.mark.slow
@@ -176,10 +178,8 @@ def test_the_kept_costs_order_the_plans_that_were_measured_and_know_which_sms_ar
     config, kept = builtin_config("llama-3.2-1b"), kept_costs()
 
     def predicted(workers: int = 132, *, flight: int = 0, **changes: Any) -> Trace:
-        step = deal_decode(
-            config, batch=1, workers=workers, weight_bytes=1.625, context=512, changes=StepChanges(**changes)
-        )
-        return predict_plan(replace(step, pace=replace(step.pace, flight=step.pace.flight + flight)), kept, batch=1)
+        step = deal_decode(DecodeStep(config, 1, COMPACT), workers=workers, context=512, changes=StepChanges(**changes))
+        return predict_plan(replace(step, pace=replace(step.pace, flight=step.pace.flight + flight)), kept)
 
     own = predicted()
     late = json.loads((DATA / "h200_head_lags.json").read_text())["late_ns"]

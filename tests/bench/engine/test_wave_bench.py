@@ -36,7 +36,7 @@ from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import Batch
 from onewave.models.config.read import load_config
 from onewave.models.llama import Llama
-from onewave.models.llama_plan import hand_offs, plan_program
+from onewave.models.llama_plan import DecodeStep, hand_offs, plan_program
 from onewave.weights.fetch.sources import resolve
 
 CPU = torch.device("cpu")
@@ -192,10 +192,10 @@ def test_a_step_waits_five_times_a_layer_and_where_splits_are_combined() -> None
     config = load_config(resolve("llama-3.2-1b", Settings.from_env(), load_format="dummy"))
     layers = config.num_layers
     # One split up to 256 cached keys; one sequence's output projection merges them all.
-    assert hand_offs(config, batch=1, context=32768) == 5 * layers
-    assert [hand_offs(config, batch=8, context=context) for context in (256, 257)] == [5 * layers, 6 * layers]
+    assert hand_offs(DecodeStep(config), context=32768) == 5 * layers
+    assert [hand_offs(DecodeStep(config, 8), context=context) for context in (256, 257)] == [5 * layers, 6 * layers]
     windowed = replace(config, layer_windows=(257,) * layers)
-    assert hand_offs(windowed, batch=8, context=4096) == 5 * layers
+    assert hand_offs(DecodeStep(windowed, 8), context=4096) == 5 * layers
 
 
 def test_without_a_gpu_both_say_what_they_need() -> None:
@@ -214,7 +214,7 @@ def test_a_shape_that_is_no_three_numbers_is_refused() -> None:
 def test_random_codes_are_a_model_of_the_format(form: GroupRounding | None) -> None:
     form = form or q4_k_m(BASE)
     options = LoadOptions(torch.bfloat16, CPU, weight_format=form, max_model_len=64)
-    program = plan_program(BASE, batch=1, workers=3, weight_bytes=form.weight_bytes, widths=options.widths)
+    program = plan_program(DecodeStep(BASE, 1, form), workers=3)
     made = random_codes(BASE, program, options)
     kv = made.model.new_cache(num_slots=1, capacity=64)
     logits = made.model.forward(Batch.prefill([(0, [5, 90, 3], 0)], CPU), kv)

@@ -33,7 +33,7 @@ from onewave.memory.kv_cache import KVCache
 from onewave.models import llama, llama_plan
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.config.read import builtin_config
-from onewave.models.llama_plan import plan_decode, workers_for
+from onewave.models.llama_plan import DecodeStep, plan_decode, workers_for
 from onewave.ops.post_attention import PostAttentionWeights
 from onewave.wave.launch import launch
 from onewave.wave.weights import pack
@@ -86,9 +86,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(sketches, "compile_step", noting("the wave", sketches.compile_step))
     monkeypatch.setattr(sketches, "compile_packing", noting("packing", sketches.compile_packing))
 
-    def planned(config: ModelConfig, **given: Any) -> llama_plan.DecodePlan:
-        seen.append("planned" if config.num_layers > 1 else "one layer planned")
-        return plan_decode(config, **given)
+    def planned(step: DecodeStep, **given: Any) -> llama_plan.DecodePlan:
+        seen.append("planned" if step.config.num_layers > 1 else "one layer planned")
+        return plan_decode(step, **given)
 
     monkeypatch.setattr(llama_plan, "plan_decode", planned)
     return seen
@@ -140,7 +140,7 @@ def test_what_plain_operators_launch_ahead_is_what_the_self_check_launches(
     config, rounding = FAMILIES[family], ROUNDINGS["int8"] if rounded else None
     monkeypatch.setattr(pack, "_PART_BYTES", 50 * 2 * config.hidden_size)  # the head in three parts
     load = how(tmp_path, weight_format=rounding, max_model_len=max_model_len)
-    program = plan_decode(config, batch=3, workers=3, weight_bytes=load.weight_bytes).program
+    program = plan_decode(load.step(config), workers=3).program
     with open_parts(LOCATION, config, load) as parts:
         whole = stream_model(parts, config, program, load)
     later = calls_of(lambda: self_check(whole.model, NoWave(config.vocab_size), 3), monkeypatch)
@@ -155,7 +155,7 @@ def test_what_plain_operators_launch_ahead_is_what_the_self_check_launches(
 def test_with_processes_everything_is_launched_and_one_of_them_plans(made: list[str], tmp_path: Path) -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="other process") as pool:
         found = plan_and_compile(BASE, how(tmp_path, compilers=pool), 3)
-    expected = plan_decode(BASE, batch=3, workers=3).program
+    expected = plan_decode(DecodeStep(BASE, 3), workers=3).program
     assert (found.steps == expected.steps).all()
     assert sorted(made) == ["one layer planned", "packing", "plain operators", "planned", "sampler", "the wave"]
 
@@ -166,7 +166,7 @@ def test_only_a_step_with_matrices_of_one_width_takes_the_shipped_program(
 ) -> None:
     config, form = builtin_config("llama-3.2-1b"), mixed(NIBBLES[128, False], widths)
     monkeypatch.setattr(llama_plan, "plan_program", lambda *given, **named: "planned")
-    workers = workers_for(config, batch=1, available=132, weight_bytes=form.weight_bytes, widths=form.widths)
+    workers = workers_for(DecodeStep(config, 1, form), available=132)
     found = plan_and_compile(config, how(tmp_path, max_num_seqs=1, weight_format=form), workers)
     assert (found == "planned") == bool(widths)
 
@@ -264,8 +264,8 @@ def test_a_gpus_first_launch_is_begun_after_the_forks(
 
 
 def test_there_are_none_where_a_program_is_kept_whatever_the_gpu(forked: list[int], tmp_path: Path) -> None:
-    program = plan_decode(BASE, batch=3, workers=3).program
-    assert save_program(program, program_path(BASE, batch=3, workers=3, cache_dir=tmp_path))
+    program = plan_decode(DecodeStep(BASE, 3), workers=3).program
+    assert save_program(program, program_path(DecodeStep(BASE, 3), workers=3, cache_dir=tmp_path))
     enter("auto", how(tmp_path, device=GPU))
     enter("auto", how(tmp_path, device=GPU, max_num_seqs=1))
     enter("auto", how(tmp_path, device=GPU, weight_format=ROUNDINGS["fp8"]))
@@ -339,7 +339,7 @@ from onewave.models.config.read import load_config
 from onewave.gpu.compile_pool import processes
 from onewave.weights.fetch.sources import resolve
 
-def plan(config, *, batch, workers, weight_bytes, widths):
+def plan(step, *, workers):
     time.sleep(600)
 
 def interrupt():

@@ -26,7 +26,7 @@ from onewave.engine.load.wave import load_wave
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.config.read import load_config
 from onewave.models.llama import Llama
-from onewave.models.llama_plan import plan_decode
+from onewave.models.llama_plan import DecodeStep, plan_decode
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
 from onewave.wave.weights.row_table import RowTable
 from onewave.weights.fetch.sources import ModelLocation
@@ -65,8 +65,7 @@ def kept(location: ModelLocation, options: LoadOptions) -> tuple[Llama, MixedFor
     batch = options.max_num_seqs
     with open_parts(location, CONFIG, options) as parts:
         form = kept_format(parts, CONFIG, batch=batch)
-        given = {"weight_bytes": form.weight_bytes, "widths": form.widths}
-        program = plan_decode(CONFIG, batch=batch, workers=3, **given).program
+        program = plan_decode(DecodeStep(CONFIG, batch, form), workers=3).program
         stream = WeightStream(program, options.dtype, CPU, form)
         return stream_kept(parts, CONFIG, stream, 64), form
 
@@ -123,8 +122,7 @@ def test_zero_points_that_the_first_matrix_lacks_are_not_passed_over(tmp_path: P
     with open_parts(location, config, options) as parts:
         form = kept_format(parts, config, batch=4)
         assert not form.nibbles.minima
-        given = {"weight_bytes": form.weight_bytes, "widths": form.widths}
-        stream = WeightStream(plan_decode(config, batch=4, workers=3, **given).program, torch.float16, CPU, form)
+        stream = WeightStream(plan_decode(DecodeStep(config, 4, form), workers=3).program, torch.float16, CPU, form)
         with pytest.raises(OutOfReachError, match="with and without zero points"):
             stream_kept(parts, config, stream, 16)
 

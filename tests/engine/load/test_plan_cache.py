@@ -14,6 +14,7 @@ import pytest
 
 from kit.models.tiny_decoders import BASE
 from kit.paths import ROOT
+from onewave.base.weight_formats import COMPACT, WeightFormat
 from onewave.engine.load import plan_cache
 from onewave.engine.load.plan_cache import (
     PLANNING_SOURCES,
@@ -26,13 +27,13 @@ from onewave.engine.load.plan_cache import (
     shipped_path,
 )
 from onewave.models.config.read import builtin_config
-from onewave.models.llama_plan import plan_decode, plan_program, planned_facts, workers_for
+from onewave.models.llama_plan import DecodeStep, plan_decode, plan_program, planned_facts, workers_for
 from onewave.wave.plan.program import WaveProgram
 
 
 @pytest.fixture(scope="module")
 def program() -> WaveProgram:
-    return plan_decode(BASE, batch=3, workers=3).program
+    return plan_decode(DecodeStep(BASE, 3), workers=3).program
 
 
 def same(a: object, b: object) -> bool:
@@ -67,7 +68,7 @@ def test_a_file_that_is_cut_short_or_changed_anywhere_is_no_program(program: Wav
 
 def test_another_model_batch_gpu_or_code_is_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def path(config=BASE, batch: int = 3, workers: int = 3) -> Path:
-        return program_path(config, batch=batch, workers=workers, cache_dir=tmp_path)
+        return program_path(DecodeStep(config, batch), workers=workers, cache_dir=tmp_path)
 
     first = path()
     assert path(batch=4) == first  # both are padded to four
@@ -114,21 +115,21 @@ def test_a_program_that_another_process_removes_meanwhile_is_nothing_to_fail_ove
 
 
 def test_who_may_read_the_cache_finds_its_programs(program: WaveProgram, tmp_path: Path) -> None:
-    path = program_path(BASE, batch=3, workers=3, cache_dir=tmp_path)
+    path = program_path(DecodeStep(BASE, 3), workers=3, cache_dir=tmp_path)
     before = os.umask(0o022)
     try:
         assert save_program(program, path)
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o644
-    assert planned_before(BASE, batch=3, cache_dir=tmp_path)
-    assert not planned_before(BASE, batch=8, cache_dir=tmp_path)
+    assert planned_before(DecodeStep(BASE, 3), cache_dir=tmp_path)
+    assert not planned_before(DecodeStep(BASE, 8), cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize("place", ["x" * 300, "a\0b"])
 def test_a_cache_that_cannot_be_is_none(program: WaveProgram, tmp_path: Path, place: str) -> None:
-    path = program_path(BASE, batch=3, workers=3, cache_dir=tmp_path / place)
-    assert not planned_before(BASE, batch=3, cache_dir=tmp_path / place)
+    path = program_path(DecodeStep(BASE, 3), workers=3, cache_dir=tmp_path / place)
+    assert not planned_before(DecodeStep(BASE, 3), cache_dir=tmp_path / place)
     assert load_program(path) is None
     assert not save_program(program, path)
 
@@ -138,7 +139,7 @@ def test_a_cache_that_may_not_be_searched_is_none(tmp_path: Path, monkeypatch: p
         raise PermissionError
 
     monkeypatch.setattr(Path, "glob", refuse)
-    assert not planned_before(BASE, batch=3, cache_dir=tmp_path)
+    assert not planned_before(DecodeStep(BASE, 3), cache_dir=tmp_path)
 
 
 def test_a_program_follows_from_the_modules_that_its_name_counts_and_no_others() -> None:
@@ -154,20 +155,20 @@ def test_a_program_follows_from_the_modules_that_its_name_counts_and_no_others()
 def test_planning_looks_at_the_facts_that_a_name_counts_and_at_no_others(program: WaveProgram) -> None:
     facts = planned_facts(BASE)
     few: Any = SimpleNamespace(rope=SimpleNamespace(rotary_dim=facts.pop("rotary_dim")), **facts)
-    assert same(plan_program(few, batch=3, workers=3).steps, program.steps)
+    assert same(plan_program(DecodeStep(few, 3), workers=3).steps, program.steps)
 
 
-@pytest.mark.parametrize(("batch", "width"), [(1, 1.625), (8, 2)])
-def test_a_shipped_program_is_what_would_be_planned(batch: int, width: float) -> None:
+@pytest.mark.parametrize(("batch", "form"), [(1, COMPACT), (8, None)])
+def test_a_shipped_program_is_what_would_be_planned(batch: int, form: WeightFormat | None) -> None:
     config = replace(builtin_config("llama-3.2-1b"), eos_token_ids=(7,))  # as a checkpoint of the same shape has it
-    workers = workers_for(config, batch=batch, available=132, weight_bytes=width)
-    given: dict[str, Any] = {"batch": batch, "workers": workers, "weight_bytes": width}
-    found = load_program(shipped_path(config, **given))
+    step = DecodeStep(config, batch, form)
+    workers = workers_for(step, available=132)
+    found = load_program(shipped_path(step, workers=workers))
     assert found is not None, "run make kernels"
-    planned = plan_program(config, **given)
+    planned = plan_program(step, workers=workers)
     assert all(same(getattr(found, field.name), getattr(planned, field.name)) for field in fields(WaveProgram))
-    assert is_shipped(config, batch=batch, weight_bytes=width)
-    assert not is_shipped(replace(config, num_layers=15), batch=batch, weight_bytes=width)
+    assert is_shipped(step)
+    assert not is_shipped(replace(step, config=replace(config, num_layers=15)))
 
 
 def test_programs_of_every_built_in_model_ship_and_no_others() -> None:

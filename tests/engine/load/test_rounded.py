@@ -22,7 +22,7 @@ from onewave.engine.load.wave import load_wave
 from onewave.models import llama_plan
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
-from onewave.models.llama_plan import plan_decode
+from onewave.models.llama_plan import DecodeStep, plan_decode
 
 planned = plain_wave.planned  # a fixture
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def plain_model(config: ModelConfig, rounding: Rounding | None) -> Llama:
 
 
 def streamed(config: ModelConfig, rounding: Rounding) -> StreamedModel:
-    program = plan_decode(config, batch=1, workers=3, weight_bytes=rounding.weight_bytes).program
+    program = plan_decode(DecodeStep(config, 1, rounding), workers=3).program
     with open_parts(LOCATION, config, DUMMY) as parts:
         return stream_model(parts, config, program, replace(DUMMY, weight_format=rounding))
 
@@ -82,7 +82,7 @@ def test_the_tied_embedding_keeps_its_values_beside_a_rounded_head(rounding: Rou
 
 def test_a_stream_of_bytes_holds_half_of_what_16_bits_take() -> None:
     made = streamed(BASE, ROUNDINGS["int8"])
-    plain = plan_decode(BASE, batch=1, workers=3).program
+    plain = plan_decode(DecodeStep(BASE), workers=3).program
     assert made.stream.images.nbytes * 2 == plain.stream_tiles * plain.shape.tile_bytes
     assert made.stream.scales.nbytes < made.stream.images.nbytes / 20
 

@@ -19,7 +19,7 @@ from onewave.models import llama
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.decode_wave import wave_weights
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
-from onewave.models.llama_plan import plan_decode
+from onewave.models.llama_plan import DecodeStep, plan_decode
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights import pack
 from onewave.wave.weights.formats import plain
@@ -33,7 +33,7 @@ def plain_model(config: ModelConfig) -> Llama:
 
 
 def streamed_model(config: ModelConfig, wrap: Any = lambda parts: parts, **more: Any) -> StreamedModel:
-    program: WaveProgram = plan_decode(config, batch=1, workers=3).program
+    program: WaveProgram = plan_decode(DecodeStep(config), workers=3).program
     with open_parts(LOCATION, config, DUMMY) as parts:
         return stream_model(wrap(parts), config, program, DUMMY, **more)
 
@@ -127,7 +127,7 @@ class Watched:
 def test_a_matrix_is_let_go_as_soon_as_it_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(BASE, num_layers=12, layer_windows=(None,) * 12)
     sizes = {name: 2 * height * cols * count for name, (height, cols, count) in layer_matrices(config).items()}
-    padding = 2 * plan_decode(config, batch=1, workers=3).program.stream_tiles * 8192
+    padding = 2 * plan_decode(DecodeStep(config), workers=3).program.stream_tiles * 8192
     padding -= 12 * sum(sizes.values()) + 2 * config.vocab_size * config.hidden_size
     watched: list[Watched] = []
 

@@ -17,7 +17,7 @@ from onewave.engine import wave_decode
 from onewave.engine.load.checkpoint import load_model
 from onewave.engine.load.options import LoadOptions
 from onewave.models.decode_wave import wave_weights
-from onewave.models.llama_plan import plan_decode
+from onewave.models.llama_plan import DecodeStep, plan_decode
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
 from onewave.weights.fetch.sources import ModelLocation
 
@@ -73,7 +73,7 @@ def test_the_gpus_kernels_pack_and_unpack_as_plain_indexing_does(count: int) -> 
             location, config, LoadOptions(dtype=dtype, device=GPU, load_format="dummy", max_model_len=64)
         )
         for batch in (1, 8, 16):
-            program = plan_decode(config, batch=batch, workers=17).program
+            program = plan_decode(DecodeStep(config, batch), workers=17).program
             weights = wave_weights(model)
             stream = WeightStream(program, dtype, GPU)
             for name, weight in weights.items():

@@ -17,7 +17,7 @@ from onewave.engine.load.sketches import sketch
 from onewave.engine.load.streamed import StreamedModel, layer_matrices
 from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
-from onewave.models.llama_plan import plan_decode
+from onewave.models.llama_plan import DecodeStep, plan_decode
 from onewave.wave.launch.launch import co_resident
 from onewave.wave.weights.pack import WeightStream
 from onewave.wave.weights.row_table import RowTable
@@ -40,8 +40,7 @@ def on_gpu(rows: GroupedRows) -> GroupedRows:
 
 def held(form: MixedFormat, batch: int, workers: int) -> StreamedModel:
     """A model of random rows in a wave's stream, and with nested groups its embedding too."""
-    given: dict[str, Any] = {"weight_bytes": form.weight_bytes, "widths": form.widths}
-    program = plan_decode(CONFIG, batch=batch, workers=workers, **given).program
+    program = plan_decode(DecodeStep(CONFIG, batch, form), workers=workers).program
     stream = WeightStream(program, torch.bfloat16, GPU, form)
     sizes = {f"{name}{layer}": shape for name, shape in layer_matrices(CONFIG).items() for layer in (0, 1)}
     sizes["head"] = (CONFIG.vocab_size, CONFIG.hidden_size, 1)

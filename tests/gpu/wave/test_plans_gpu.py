@@ -8,8 +8,10 @@ import torch
 
 from kit.operands.on_gpu import ON_WAVE
 from onewave import LLM, SamplingParams
+from onewave.base.weight_formats import COMPACT
 from onewave.models.config.read import builtin_config
-from onewave.models.step_plan import StepPlan, default_plan, read_plan
+from onewave.models.llama_plan import DecodeStep, deal_decode
+from onewave.models.step_plan import StepPlan, plan_of, read_plan
 
 pytestmark = ON_WAVE
 MODEL = "llama-3.2-1b"
@@ -44,7 +46,8 @@ def text_of(plan: StepPlan, folder: Path) -> Path:
 def test_a_changed_plan_gives_the_same_tokens_and_log_probabilities(tmp_path: Path) -> None:
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     for batch in (1, 8):
-        own = default_plan(builtin_config(MODEL), model=MODEL, batch=batch, workers=sms - 2, weights="compact")
+        step = DecodeStep(builtin_config(MODEL), batch, COMPACT)
+        own = plan_of(deal_decode(step, workers=sms - 2), model=MODEL)
         paced = replace(changed(own), ring=own.ring - 1, flight=1, sooner=0)
         outputs = []
         for plan in (None, text_of(paced, tmp_path)):

@@ -5,7 +5,6 @@
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -41,10 +40,9 @@ CASES: dict[str, tuple[WeightFormat, int, int | None]] = {
 def missing(form: WeightFormat, batch: int, page: int | None) -> list[str]:
     """Kernels that are not compiled ahead. page: keys of a page, of a cache that is also measured."""
     options = LoadOptions(torch.bfloat16, DEVICE, batch, max_model_len=513, weight_format=form)
-    case, sizes = WaveCase(batch, 512, page), dict[str, Any](batch=batch, weight_bytes=options.weight_bytes)
+    case, step = WaveCase(batch, 512, page), options.step(MODEL)
     known = [*launches_of_load(MODEL, options, None), *launches_of_cases(MODEL, options, [case])]
-    workers = workers_for(MODEL, available=132, widths=options.widths, **sizes)
-    program = plan_program(MODEL, workers=workers, widths=options.widths, **sizes)
+    program = plan_program(step, workers=workers_for(step, available=132))
     stream = WeightStream(program, torch.bfloat16, DEVICE, form)
     model, shapes = sketch(MODEL, stream, max_model_len=513), layer_matrices(MODEL)
     model.weights = replace(

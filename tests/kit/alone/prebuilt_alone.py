@@ -29,6 +29,7 @@ from onewave.gpu import prebuilt
 from onewave.gpu.prebuilt import FOLDER, INDEX, Launch, archive_of, compiled_from, folder_of, key_of, take_prebuilt
 from onewave.gpu.ptx.passes import PASSES
 from onewave.models.config.read import builtin_config
+from onewave.models.llama_plan import DecodeStep
 from prebuild import TARGET, build, launches
 
 KEPT = ROOT / "src" / "onewave" / "ops" / "attention" / FOLDER
@@ -132,7 +133,7 @@ def of_damaged_files(launch: Launch) -> list[str]:
 def launchers(wanted: dict[str, Launch], index: dict[str, Any]) -> dict[str, bool]:
     """Whether the launchers that ship for a model's load are today's, and what Triton makes of its kernels."""
     config = builtin_config("llama-3.1-8b")
-    shipped = shipped_launchers(config, batch=1, weight_bytes=COMPACT.weight_bytes)
+    shipped = shipped_launchers(DecodeStep(config, 1, COMPACT))
     made: set[str] = {driver_module.make_launcher({}, dict(enumerate(types)), None) for types in shipped}
     own = [name for name in wanted if name.endswith("llama-3.1-8b-1-compact") and name in index]
     sources = [compiled_from(wanted[name], TARGET)[0] for name in own]

@@ -14,7 +14,7 @@ from onewave.engine.load.streamed import layer_matrices
 from onewave.memory.kv_cache import KVCache
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.decode_wave import DecodeWave
-from onewave.models.llama_plan import Widths, plan_program
+from onewave.models.llama_plan import DecodeStep, plan_program
 from onewave.ops.ffn.op import pack_ffn
 from onewave.ops.ffn.wave.launch import PackedFFN, Packing
 from onewave.ops.linear import linear, linear_swiglu
@@ -66,14 +66,13 @@ MODELS = {
 
 
 def _stream(config: ModelConfig, options: LoadOptions) -> WeightStream:
-    given = (options.max_num_seqs, co_resident(_DEVICE), options.weight_bytes, options.widths)
-    return blank_stream(config, options, _program(config, *given))
+    return blank_stream(config, options, _program(options.step(config), co_resident(_DEVICE)))
 
 
 @cache
-def _program(config: ModelConfig, batch: int, workers: int, weight_bytes: float, widths: Widths) -> WaveProgram:
+def _program(step: DecodeStep, workers: int) -> WaveProgram:
     """The plan of a step, which many kernels share."""
-    return plan_program(config, batch=batch, workers=workers, weight_bytes=weight_bytes, widths=widths)
+    return plan_program(step, workers=workers)
 
 
 def step(

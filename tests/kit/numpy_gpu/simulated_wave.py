@@ -13,13 +13,13 @@ from kit.numpy_gpu.numpy_memory import DTYPES, Memory, Pointer
 from kit.numpy_gpu.numpy_tensor_maps import Boxes
 from kit.numpy_gpu.simulated_device import Bench, words
 from kit.operands.nested import float_rows, nested_rows
-from onewave.base.weight_formats import MixedFormat, Rounding, WeightFormat
+from onewave.base.weight_formats import Rounding, WeightFormat
 from onewave.engine.load.rounded import round_weights
 from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import Batch
 from onewave.models.decode_wave import norm_gains, wave_weights
 from onewave.models.llama import Llama
-from onewave.models.llama_plan import plan_decode
+from onewave.models.llama_plan import DecodeStep, plan_decode
 from onewave.wave.plan.layout import TILE_BYTES
 from onewave.wave.weights.formats.nested import NestedTiles
 from onewave.wave.weights.formats.six_bits import SixTiles
@@ -54,9 +54,7 @@ class Simulated:
         gains_apart: bool = False,
         **constants: Any,
     ):
-        width = 2 if weight_format is None else weight_format.weight_bytes
-        widths = weight_format.widths if isinstance(weight_format, MixedFormat) else ()
-        plan = plan_decode(model.config, batch=batch, workers=workers, weight_bytes=width, widths=widths)
+        plan = plan_decode(DecodeStep(model.config, batch, weight_format), workers=workers)
         config, groups, self.dtype = model.config, plan.groups, model.weights.embedding.dtype
         stream = WeightStream(plan.program, self.dtype, CPU, weight_format)
         for name, weight in wave_weights(model).items():

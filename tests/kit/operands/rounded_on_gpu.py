@@ -16,7 +16,7 @@ from onewave.engine.load.streamed import StreamedModel, stream_model
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.config.read import load_config
 from onewave.models.decode_wave import DecodeWave
-from onewave.models.llama_plan import plan_decode
+from onewave.models.llama_plan import DecodeStep, plan_decode
 from onewave.weights.fetch.sources import resolve
 
 CAPACITY = 600
@@ -40,8 +40,7 @@ def streamed(
 ) -> StreamedModel:
     """Dummy weights packed in a format for a wave of `workers`."""
     location = resolve("llama-3.2-1b", Settings.from_env(), load_format="dummy")
-    size = 2 if weight_format is None else weight_format.weight_bytes
-    program = plan_decode(config, batch=batch, workers=workers, weight_bytes=size).program
+    program = plan_decode(DecodeStep(config, batch, weight_format), workers=workers).program
     options = LoadOptions(dtype=dtype, device=GPU, load_format="dummy")
     with open_parts(location, config, options) as parts:
         return stream_model(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.config.read import builtin_config
-from onewave.models.llama_plan import DealtStep, deal_decode
+from onewave.models.llama_plan import DealtStep, DecodeStep, deal_decode
 from onewave.tiles.graph.builders import conv2d, ffn, gemm, gemm_chain, gemm_stream_k
 from onewave.tiles.graph.builders_attention import attention, attention_block
 from onewave.tiles.graph.graph import Task, Tensor, TileGraph
@@ -44,7 +44,7 @@ def small_model(**changes: int) -> ModelConfig:
 
 def small_step(*, workers: int = 2, batch: int = 1, context: int = 300, **changes: int) -> DealtStep:
     """A small model's decode step, as the wave deals it out."""
-    return deal_decode(small_model(**changes), batch=batch, workers=workers, context=context)
+    return deal_decode(DecodeStep(small_model(**changes), batch), workers=workers, context=context)
 
 
 CHAINS: dict[str, TileGraph] = {

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from kit.models.dummy import write_config
 from kit.task_tables.small_graphs import small_model, small_step
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
+from onewave.base.weight_formats import COMPACT, ROUNDINGS
 from onewave.cli.tiles.commands import tiles
 from onewave.models.config.read import builtin_config
-from onewave.models.llama_plan import deal_decode, plan_decode
+from onewave.models.llama_plan import DecodeStep, deal_decode, plan_decode
 from onewave.tiles.sim.machine import Machine
 from onewave.tiles.sim.simulate import simulate
 from onewave.tiles.sim.traffic import compulsory
@@ -69,10 +70,11 @@ def test_another_order_or_tickets_take_the_plans_queues_away(small_file):
 
 
 @pytest.mark.parametrize("batch", [1, 2, 16])
-@pytest.mark.parametrize(("width", "context"), [(2, 0), (1, 300), (1.625, 5000)])
-def test_a_step_reads_each_weight_and_each_cached_key_once(batch, width, context):
+@pytest.mark.parametrize(("form", "context"), [(None, 0), (ROUNDINGS["int8"], 300), (COMPACT, 5000)])
+def test_a_step_reads_each_weight_and_each_cached_key_once(batch, form, context):
     config = replace(builtin_config("llama-3.2-1b"), num_layers=1, layer_windows=(None,), vocab_size=1024)
-    step = deal_decode(config, batch=batch, workers=7, weight_bytes=width, context=context)
+    asked = DecodeStep(config, batch, form)
+    step, width = deal_decode(asked, workers=7, context=context), asked.weight_bytes
     matrices = config.hidden_size * (3 * config.hidden_size // 2 + config.hidden_size + 3 * config.intermediate_size)
     weights = matrices + config.vocab_size * config.hidden_size
     keys = 2 * 2 * batch * config.num_kv_heads * context * config.head_dim
@@ -87,7 +89,7 @@ def test_a_step_reads_each_weight_and_each_cached_key_once(batch, width, context
 
 def test_a_window_bounds_the_keys_that_are_read():
     config = replace(small_model(num_layers=2), layer_windows=(129, None))
-    graph = deal_decode(config, batch=1, workers=2, context=4000).graph
+    graph = deal_decode(DecodeStep(config), workers=2, context=4000).graph
     assert graph.tensors["cache0"].nbytes == 2 * 2 * 32 * 128
     assert graph.tensors["cache1"].nbytes == 2 * 2 * 32 * 4000
 
@@ -95,7 +97,7 @@ def test_a_window_bounds_the_keys_that_are_read():
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_context_changes_no_word_of_the_program(batch):
     programs = [
-        plan_decode(small_model(), batch=batch, workers=3, context=keys).program for keys in (0, 1, 257, 99_999)
+        plan_decode(DecodeStep(small_model(), batch), workers=3, context=keys).program for keys in (0, 1, 257, 99_999)
     ]
     for program in programs[1:]:
         assert np.array_equal(program.steps, programs[0].steps)

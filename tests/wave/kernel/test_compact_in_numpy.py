@@ -18,8 +18,8 @@ from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.llama import Llama
-from onewave.models.llama_plan import plan_decode
-from onewave.wave.plan.layout import COMPACT_BYTES, LIST_WORDS, TILE_BYTES
+from onewave.models.llama_plan import DecodeStep, plan_decode
+from onewave.wave.plan.layout import LIST_WORDS, TILE_BYTES
 from onewave.wave.plan.steps import Word
 
 CAPACITY = 1024
@@ -78,7 +78,7 @@ def test_a_step_on_compact_weights_is_the_step_on_plain_ones(family: str) -> Non
 def test_every_width_of_the_products(batch: int, filling: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_plan, "_MAX_FILLING", filling)
     model = model_of(replace(LONG, intermediate_size=2112))
-    shape = plan_decode(model.config, batch=batch, workers=3, weight_bytes=COMPACT_BYTES).program.shape
+    shape = plan_decode(DecodeStep(model.config, batch, COMPACT), workers=3).program.shape
     assert shape.images == (2 if filling else 1)
     assert shape.tile_bytes == 13 * 1024 * shape.images
     wave = agree(model, batch, workers=3)
@@ -214,9 +214,7 @@ def test_logits_are_as_near_to_exact_ones_as_the_error_rule_asks() -> None:
 
 def test_a_stream_of_compact_weights_has_as_many_tiles_and_a_deeper_ring() -> None:
     for batch in (1, 8, 16):
-        plain, thirteen = (
-            plan_decode(BASE, batch=batch, workers=3, weight_bytes=n).program for n in (2, COMPACT_BYTES)
-        )
+        plain, thirteen = (plan_decode(DecodeStep(BASE, batch, form), workers=3).program for form in (None, COMPACT))
         assert thirteen.shape.images == 1
         assert thirteen.stream_tiles == plain.stream_tiles
         assert thirteen.shape.ring * thirteen.shape.slot_bytes <= (plain.shape.ring + 1) * TILE_BYTES

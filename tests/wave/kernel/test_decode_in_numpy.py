@@ -16,7 +16,7 @@ from onewave.models.batch import Batch
 from onewave.models.config.model_config import RopeConfig
 from onewave.models.config.read import load_config
 from onewave.models.llama import Llama
-from onewave.models.llama_plan import plan_decode
+from onewave.models.llama_plan import DecodeStep, plan_decode
 from onewave.wave.plan.layout import TILE_BYTES
 from onewave.wave.plan.steps import Kind, Word
 from onewave.weights.fetch.sources import resolve
@@ -63,7 +63,7 @@ def test_the_output_projection_merges_one_sequences_splits_itself(context: int, 
     rope = RopeConfig("default", 500.0, dim)
     config = replace(LONG, head_dim=dim, rope=rope, num_heads=2048 // dim, num_kv_heads=2)
     model = random_model(config)
-    program = plan_decode(config, batch=1, workers=3).program
+    program = plan_decode(DecodeStep(config), workers=3).program
     assert program.merge_words == 4
     agree_at(model, [context], 3)
 
@@ -71,7 +71,7 @@ def test_the_output_projection_merges_one_sequences_splits_itself(context: int, 
 def test_so_it_does_where_many_heads_leave_few_splits() -> None:
     rope = RopeConfig("default", 500.0, 32)
     config = replace(LONG, num_heads=32, num_kv_heads=32, head_dim=32, rope=rope)
-    plan = plan_decode(config, batch=1, workers=3)
+    plan = plan_decode(DecodeStep(config), workers=3)
     assert (plan.groups.splits, plan.program.merge_words) == (4, 4)
     agree_at(random_model(config), [600], 3)
 
@@ -79,7 +79,7 @@ def test_so_it_does_where_many_heads_leave_few_splits() -> None:
 def test_activations_longer_than_one_round_of_threads_are_merged_in_several() -> None:
     rope = RopeConfig("default", 500.0, 128)
     config = replace(LONG, num_heads=40, num_kv_heads=8, head_dim=128, rope=rope)
-    assert plan_decode(config, batch=1, workers=3).program.merge_words == 8
+    assert plan_decode(DecodeStep(config), workers=3).program.merge_words == 8
     agree_at(random_model(config), [600], 3)
 
 
@@ -119,7 +119,7 @@ def test_a_hidden_row_too_long_for_one_sm_may_be_cut_in_slices(monkeypatch: pyte
     for cost in ("_TILES_OF_A_SUM", "_TILES_OF_A_SLICE"):
         monkeypatch.setattr(f"onewave.wave.plan.slices.{cost}", 0)
     model = random_model(replace(LONG, intermediate_size=4672))
-    plan = plan_decode(model.config, batch=5, workers=3)
+    plan = plan_decode(DecodeStep(model.config, 5), workers=3)
     assert plan.program.max_slices == 2
     agree_at(model, [3, 20, 0, 9, 1], 3)
 
@@ -182,7 +182,7 @@ def test_activations_too_long_for_shared_memory_pass_through_it_for_a_few_row_bl
 ) -> None:
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 1000)
     model = random_model(replace(LONG, intermediate_size=intermediate))
-    program = plan_decode(model.config, batch=batch, workers=workers).program
+    program = plan_decode(DecodeStep(model.config, batch), workers=workers).program
     downs = program.steps[[phase.startswith("down") for phase in program.phases]]
     assert program.max_slices == 1
     assert (downs[:, Word.CHUNKS] > program.shape.slots).all()
@@ -200,7 +200,7 @@ def test_hidden_rows_and_heads_too_long_for_shared_memory_pass_through_it(
     sizes = {"hidden_size": 2112, "num_heads": heads, "num_kv_heads": 2, "head_dim": 64}
     rope = RopeConfig("default", 500.0, 64)
     model = random_model(replace(LONG, **sizes, max_position=320, rope=rope, qkv_bias=heads == 2))
-    program = plan_decode(model.config, batch=16, workers=workers).program
+    program = plan_decode(DecodeStep(model.config, 16), workers=workers).program
     assert program.shape.max_tiles * program.shape.cols < 2112
     agree_at(model, [3, 20, 0, 9, 1, 4, 7, 2, 11, 5, 6, 300, 8, 10, 12, 13], workers)
 
@@ -209,7 +209,7 @@ def test_a_slice_of_k_may_be_longer_than_shared_memory_too(monkeypatch: pytest.M
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 0)
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SLICE", 9)
     model = random_model(replace(LONG, intermediate_size=6144))
-    program = plan_decode(model.config, batch=16, workers=3).program
+    program = plan_decode(DecodeStep(model.config, 16), workers=3).program
     downs = program.steps[[name.startswith("down") and "_sum" not in name for name in program.names]]
     assert program.max_slices == 2
     assert (downs[:, Word.TILES] > program.shape.max_tiles).any()

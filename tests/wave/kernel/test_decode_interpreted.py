@@ -17,7 +17,7 @@ from kit.task_tables.execute import execute
 from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.decode_wave import wave_weights
-from onewave.models.llama_plan import DecodePlan, plan_decode
+from onewave.models.llama_plan import DecodePlan, DecodeStep, plan_decode
 from onewave.wave.plan.layout import keys_per_split, splits_of
 from onewave.wave.plan.operations import INPUT, OUTPUT
 
@@ -127,7 +127,7 @@ def test_the_table_gives_the_forward_passs_logits(
 ) -> None:
     monkeypatch.setattr(llama_plan, "_ATTENTION_TASKS", 2 * splits)
     model = in_float32(random_model(replace(BASE, num_heads=4, num_kv_heads=2, max_position=10304)))
-    plan = plan_decode(model.config, batch=1, workers=workers, context=context)
+    plan = plan_decode(DecodeStep(model.config), workers=workers, context=context)
     graph, table, groups = plan.graph, plan.table, plan.groups
     assert groups.of_kv_head == 1  # so a unit is its KV head's
     assert splits_of(context + 1, groups.splits, reader_merges=groups.reader_merges) == groups.splits == splits

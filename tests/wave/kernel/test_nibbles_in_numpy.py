@@ -24,7 +24,7 @@ from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.llama import Llama
-from onewave.models.llama_plan import plan_decode
+from onewave.models.llama_plan import DecodeStep, plan_decode
 from onewave.wave.weights.formats import tile_format
 from onewave.wave.weights.pack import WeightStream
 
@@ -62,7 +62,7 @@ def test_every_width_of_the_products_and_of_tiles(
 ) -> None:
     monkeypatch.setattr(llama_plan, "_MAX_FILLING_OF_NIBBLES", 100.0 if images > 1 else 0.0)
     model = random_model(replace(LONG, intermediate_size=2112))
-    shape = plan_decode(model.config, batch=batch, workers=3, weight_bytes=form.weight_bytes).program.shape
+    shape = plan_decode(DecodeStep(model.config, batch, form), workers=3).program.shape
     assert shape.images == images
     agree(model, form, batch, steps=2 if batch < 4 else 1)
 

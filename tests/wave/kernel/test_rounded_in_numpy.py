@@ -24,9 +24,11 @@ from onewave.models import llama_plan
 from onewave.models.batch import Batch
 from onewave.models.config.model_config import ModelConfig, RopeConfig
 from onewave.models.llama import Llama
-from onewave.models.llama_plan import plan_decode
+from onewave.models.llama_plan import DecodeStep, plan_decode
 from onewave.wave.plan.layout import TILE_BYTES
 from onewave.wave.plan.steps import Word
+
+INT8 = ROW_ROUNDINGS["int8"]
 
 BIASED = FAMILIES["seven heads a KV head, biases"]
 WIDE = replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig("default", 500.0, 128))
@@ -55,7 +57,7 @@ def test_every_width_of_the_products(name: str, batch: int) -> None:
 def test_tiles_of_two_operands(name: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_plan, "_MAX_FILLING", 100.0)
     model = random_model(replace(LONG, intermediate_size=2112))
-    shape = plan_decode(model.config, batch=batch, workers=3, weight_bytes=1).program.shape
+    shape = plan_decode(DecodeStep(model.config, batch, INT8), workers=3).program.shape
     assert (shape.images, shape.tile_bytes) == (2, TILE_BYTES)
     agree(model, name, batch, workers=3, steps=2)
 
@@ -80,7 +82,7 @@ def test_keys_come_between_tiles_of_rounded_weights(name: str, dim: int, monkeyp
 
 def test_large_tiles_are_for_models_whose_rows_fill_them() -> None:
     def images(**sizes: int) -> int:
-        return plan_decode(replace(LONG, **sizes), batch=1, workers=3, weight_bytes=1).program.shape.images
+        return plan_decode(DecodeStep(replace(LONG, **sizes), 1, INT8), workers=3).program.shape.images
 
     assert images(hidden_size=2048, num_heads=64, num_kv_heads=8, intermediate_size=4096) == 2
     assert images(hidden_size=3072, num_heads=64, num_kv_heads=8, intermediate_size=4096) == 1
@@ -99,7 +101,7 @@ def test_activations_pass_for_a_few_row_blocks(
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 1000)
     monkeypatch.setattr(llama_plan, "_MAX_FILLING", filling)
     model = random_model(replace(LONG, intermediate_size=intermediate))
-    program = plan_decode(model.config, batch=batch, workers=2, weight_bytes=1).program
+    program = plan_decode(DecodeStep(model.config, batch, INT8), workers=2).program
     downs = program.steps[[phase.startswith("down") for phase in program.phases]]
     assert (downs[:, Word.CHUNKS] > program.shape.slots).all()
     assert downs[:, Word.BLOCKS].max() == program.shape.group
@@ -110,7 +112,7 @@ def test_activations_pass_for_a_few_row_blocks(
 def test_hidden_rows_of_sixteen_sequences_pass(name: str, filling: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_plan, "_MAX_FILLING", filling)
     model = random_model(replace(LONG, hidden_size=2112))
-    shape = plan_decode(model.config, batch=16, workers=2, weight_bytes=1).program.shape
+    shape = plan_decode(DecodeStep(model.config, 16, INT8), workers=2).program.shape
     assert shape.max_tiles * shape.cols < 2112
     assert shape.images == (1 if filling == 1.0 else 2)
     agree(model, name, 16, workers=2, steps=1)
@@ -120,17 +122,17 @@ def test_slices_of_a_long_row_carry_their_rows_scales(monkeypatch: pytest.Monkey
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SUM", 0)
     monkeypatch.setattr("onewave.wave.plan.slices._TILES_OF_A_SLICE", 0)
     model = random_model(replace(LONG, intermediate_size=4672))
-    assert plan_decode(model.config, batch=5, workers=3, weight_bytes=1).program.max_slices == 2
+    assert plan_decode(DecodeStep(model.config, 5, INT8), workers=3).program.max_slices == 2
     agree(model, "int8", batch=5, workers=3, steps=2)
 
 
 def test_neither_workers_nor_batch_mates_change_a_bit() -> None:
-    assert_batch_invariant(random_model(LONG), ROW_ROUNDINGS["int8"])
+    assert_batch_invariant(random_model(LONG), INT8)
 
 
 def test_a_stream_of_bytes_is_half_as_long_and_its_ring_twice_as_deep() -> None:
     for batch in (1, 8, 16):
-        plain, rounded = (plan_decode(BASE, batch=batch, workers=3, weight_bytes=size).program for size in (2, 1))
+        plain, rounded = (plan_decode(DecodeStep(BASE, batch, form), workers=3).program for form in (None, INT8))
         assert rounded.stream_tiles == plain.stream_tiles
         assert rounded.shape.tile_bytes == TILE_BYTES // 2
         assert rounded.shape.ring // 2 in (plain.shape.ring, plain.shape.ring + 1)
@@ -148,7 +150,7 @@ def test_logits_are_as_near_to_exact_ones_as_the_error_rule_asks(name: str) -> N
 
 
 def test_a_slot_that_goes_before_anything_orders_its_loads_and_the_next_copies_is_found() -> None:
-    wave = Simulated(random_model(LONG), 1, 1, 1, weight_format=ROW_ROUNDINGS["int8"])
+    wave = Simulated(random_model(LONG), 1, 1, 1, weight_format=INT8)
     wave.bench.planted.append(Fault("multiply_bytes", "fence_async_shared()", "pass"))
     with pytest.raises(Race, match=r"a copy by TMA writes what multi.* read"):
         wave.step([5], [0], [0])

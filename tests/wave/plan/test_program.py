@@ -14,7 +14,8 @@ from onewave.base.errors import (
     VerificationError,
     WaveStalled,
 )
-from onewave.models.llama_plan import plan_decode
+from onewave.base.weight_formats import ROUNDINGS, WeightFormat
+from onewave.models.llama_plan import DecodeStep, plan_decode
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.tiles.order.policies import plan
@@ -32,6 +33,8 @@ from onewave.wave.plan.slices import slice_bounds
 from onewave.wave.plan.steps import Kind, Word
 from onewave.wave.weights.formats.plain import tile_images
 from onewave.wave.weights.pack import Weight, WeightStream, pack_stream
+
+INT8 = ROUNDINGS["int8"]
 
 CPU = torch.device("cpu")
 
@@ -199,7 +202,7 @@ def test_a_stalled_launch_is_told_as_task_counter_expected_and_got() -> None:
 
 @pytest.mark.parametrize("workers", [1, 3, 7])
 def test_an_attention_step_is_announced_once_by_an_earlier_product_of_its_worker(workers: int) -> None:
-    program = plan_decode(BASE, batch=2, workers=workers).program
+    program = plan_decode(DecodeStep(BASE, 2), workers=workers).program
     for first, count in program.lanes[:, 2:].tolist():
         steps = program.steps[first : first + count]
         kinds = steps[:, Word.KIND]
@@ -216,7 +219,7 @@ def test_an_attention_step_is_announced_once_by_an_earlier_product_of_its_worker
 @pytest.mark.parametrize("batch", [1, 4, 8, 16])
 def test_keys_come_behind_the_products_that_an_attention_task_waits_for(workers: int, batch: int) -> None:
     """Each lane's attention tasks, in turn: before which of its tiles, and whose keys; once for each task."""
-    program = plan_decode(BASE, batch=batch, workers=workers).program
+    program = plan_decode(DecodeStep(BASE, batch), workers=workers).program
     for worker, row in enumerate(program.key_tasks.tolist()):
         pairs = [(stop, task) for stop, task in zip(row[0::2], row[1::2], strict=True) if stop != 2**31 - 1]
         assert row[2 * len(pairs) :] == [2**31 - 1] * (len(row) - 2 * len(pairs))
@@ -244,14 +247,22 @@ def test_keys_come_behind_the_products_that_an_attention_task_waits_for(workers:
 
 @pytest.mark.parametrize("workers", [1, 3, 7])
 @pytest.mark.parametrize(
-    ("batch", "held", "weight_bytes", "earlier"),
-    [(1, 4, 2, 0), (2, 4, 2, 0), (4, 2, 2, 1), (8, 2, 2, 2), (16, 0, 2, 0), (1, 0, 1, 99), (8, 0, 1, 99)],
+    ("batch", "held", "form", "earlier"),
+    [
+        (1, 4, None, 0),
+        (2, 4, None, 0),
+        (4, 2, None, 1),
+        (8, 2, None, 2),
+        (16, 0, None, 0),
+        (1, 0, INT8, 99),
+        (8, 0, INT8, 99),
+    ],
 )
 def test_tiles_that_have_time_follow_each_other_and_end_before_the_ring_is_free_again(
-    workers: int, batch: int, held: int, weight_bytes: int, earlier: int
+    workers: int, batch: int, held: int, form: WeightFormat | None, earlier: int
 ) -> None:
     """earlier: of the product that attention waits for, as far as it is short and everybody has them."""
-    program = plan_decode(BASE, batch=batch, workers=workers, weight_bytes=weight_bytes).program
+    program = plan_decode(DecodeStep(BASE, batch, form), workers=workers).program
     assert program.shape.held == program.constants["HELD"] == held
     never = 2**31 - 1
     short = 8 * TILE_BYTES // program.shape.tile_bytes
@@ -319,4 +330,4 @@ def test_whoever_streams_more_of_a_product_than_most_has_the_difference_brought_
 @pytest.mark.parametrize("workers", [0, -1])
 def test_a_step_without_workers_is_refused(workers: int) -> None:
     with pytest.raises(InvalidArgumentError, match=rf"workers.*{workers}.*1 to 4,096"):
-        plan_decode(BASE, batch=1, workers=workers)
+        plan_decode(DecodeStep(BASE), workers=workers)
