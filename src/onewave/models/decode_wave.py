@@ -59,9 +59,9 @@ class DecodeWave:
             allowed = "bfloat16 or float16 on a GPU of compute capability 9.0"
             raise UnsupportedError("one wave", got=f"{model.dtype} on {model.device}", allowed=allowed)
         config = model.config
+        step = DecodeStep(config, batch)
         self.batch, self.vocab_size, self.device = batch, config.vocab_size, model.device
         if stream is None:
-            step = DecodeStep(config, batch)
             count = workers or workers_for(step, available=co_resident(model.device))
             program = plan_program(step, workers=count)
             stream = pack_stream(program, wave_weights(model), model.device)
@@ -71,7 +71,7 @@ class DecodeWave:
         self._rows = torch.zeros(batch, config.hidden_size, dtype=model.dtype, device=model.device)
         self._numbers = torch.arange(batch, device=model.device)
         rows = None if self._table is None else self._rows
-        setup = attention_setup(model, head_groups(config, 1 << (batch - 1).bit_length()), rows)
+        setup = attention_setup(model, head_groups(config, step.padded), rows)
         if stream.gains_apart:
             setup = replace(setup, gains=norm_gains(model))
         self.wave = Wave(stream, activation="silu", delays=delays, attention=setup)
