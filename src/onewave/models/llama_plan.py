@@ -57,7 +57,7 @@ SYNC_POLICY = "none"
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """What a decode step's plan follows from: its model, the number of sequences, and the format of its weights.
+    """A decode step to plan: its model, the number of sequences, and the format of its weights.
 
     batch: rounded up to a power of two. weight_format: None for bfloat16 and float16.
     """
