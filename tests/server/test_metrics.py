@@ -75,7 +75,8 @@ def test_requests_are_counted_under_vllm_s_names(llm: LLM, vllm: bool, stream: b
     assert later[f"{prefix}prompt_tokens_by_source_total", "local_cache_hit"] == hits
     assert found[f"{prefix}num_requests_waiting_by_reason", "capacity"] == 0
     assert 0 < found[f"{prefix}decode_steps_total", ""] < found[f"{prefix}iteration_tokens_total_count", ""]
-    assert all(found[f"{prefix}decode_host_seconds_total", part] > 0 for part in HOST_PARTS)
+    for kind in ("", "cpu_"):
+        assert all(found[f"{prefix}decode_host_{kind}seconds_total", part] > 0 for part in HOST_PARTS)
     # Prompts and decode steps, each token once but the last of an answer, which is not fed. Other servers' come before.
     assert later[f"{prefix}iteration_tokens_total_sum", ""] > found[f"{prefix}iteration_tokens_total_sum", ""] >= 36
     assert found[f"{prefix}inter_token_latency_seconds_bucket", "+Inf"] == 24

@@ -154,7 +154,7 @@ class Engine:
         """How much there is to do now. Any thread may ask."""
         plans, pool = self._scheduler, self._scheduler.pool
         used = 1 - pool.num_free / pool.num_blocks
-        host = self._host.steps, self._host.seconds.copy()
+        host = self._host.steps, self._host.seconds
         return EngineLoad(plans.num_running, plans.num_waiting, used, self._num_preempted, self._steps.copy(), *host)
 
     def add(

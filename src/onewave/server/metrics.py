@@ -125,11 +125,14 @@ class Metrics:
         for source, count in sources.items():
             by_source.add_metric([*values, source], count)
         yield by_source
-        name, what = "decode_host_seconds", "What those steps took of the host, by part."
-        by_part = CounterMetricFamily(self._prefix + name, what, labels=[*names, "part"])
-        for part, seconds in load.host_seconds.items():
-            by_part.add_metric([*values, part], seconds)
-        yield by_part
+        for name, what, found in (
+            ("decode_host_seconds", "What those steps took of the host, by part.", load.host_seconds.wall),
+            ("decode_host_cpu_seconds", "What the engine's thread computed of it.", load.host_seconds.cpu),
+        ):
+            by_part = CounterMetricFamily(self._prefix + name, what, labels=[*names, "part"])
+            for part, seconds in found.items():
+                by_part.add_metric([*values, part], seconds)
+            yield by_part
         name, what = "num_requests_waiting_by_reason", "Sequences that wait: for a slot or KV blocks."
         waiting = GaugeMetricFamily(self._prefix + name, what, labels=[*names, "reason"])
         waiting.add_metric([*values, "capacity"], load.num_waiting)

@@ -1,7 +1,7 @@
 """Tokens a second of many requests that are there from the beginning: ours, and transformers' continuous batching."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from onewave.bench.engine.transformers_peer import random_transformers
 from onewave.bench.ledger import Measurement
 from onewave.engine.llm import LLM
 from onewave.engine.params import SamplingParams
-from onewave.engine.scheduler.load import EngineLoad
+from onewave.engine.scheduler.load import EngineLoad, HostTime
 from onewave.weights.fetch.sources import ModelLocation
 
 _Show = Callable[[str], None]
@@ -26,13 +26,13 @@ _CPU_SHARE = 0.1
 class Throughput:
     """`case.batch_size` requests of case.prompt tokens, each answered by case.generate. seconds: until all are.
     together: sequences that run at once; None: as many as the engine likes. host_us: what a decode step took of our
-    host, by part."""
+    host."""
 
     engine: str
     case: Case
     together: int | None
     seconds: Summary
-    host_us: Mapping[str, float] = field(default_factory=dict[str, float])
+    host_us: HostTime = field(default_factory=HostTime)
 
     @property
     def tokens_per_second(self) -> float:
@@ -48,7 +48,7 @@ class Throughput:
             "generated_tokens": self.case.generate,
             "max_num_seqs": self.together,
             "tokens_per_second": self.tokens_per_second,
-            "host_us_per_step": dict(self.host_us) or None,
+            **self.host_us.facts,
         }
         return Measurement(model, "throughput", "s", self.seconds, None, own | extra)
 

@@ -7,7 +7,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +19,10 @@ from onewave.bench.clock import Summary, summarize
 from onewave.bench.ledger import Measurement
 from onewave.bench.serve.client import Endpoint, RequestFailed, to_json
 from onewave.bench.serve.workload import Conversation, Workload
-from onewave.engine.scheduler.load import EngineLoad
+from onewave.engine.scheduler.load import EngineLoad, HostTime
 
 _STEPS = re.compile(r"^\w+:decode_steps_total\{.*\} (\S+)$", re.MULTILINE)
-_HOST_SECONDS = re.compile(r'^\w+:decode_host_seconds_total\{.*part="(\w+)".*\} (\S+)$', re.MULTILINE)
+_HOST_SECONDS = re.compile(r'^\w+:decode_host_(cpu_)?seconds_total\{.*part="(\w+)".*\} (\S+)$', re.MULTILINE)
 _FIELDS_OF_TEXT = ("content", "reasoning_content", "tool_calls")
 
 
@@ -88,14 +88,14 @@ class Answer:
 @dataclass(frozen=True)
 class LevelResult:
     """All answers of a level. seconds: from the first request to the last token. good: answers within the limits.
-    host_us: what a decode step took of the server's host, by part; empty where the server does not say."""
+    host_us: what a decode step took of the server's host; empty where the server does not say."""
 
     level: Level
     workload: Workload
     answers: list[Answer]
     seconds: float
     good: int
-    host_us: Mapping[str, float] = field(default_factory=dict[str, float])
+    host_us: HostTime = field(default_factory=HostTime)
 
     @property
     def done(self) -> list[Answer]:
@@ -143,7 +143,7 @@ class LevelResult:
             "tokens_per_second": self.tokens_per_second,
             "good_per_second": self.good / self.seconds,
             "cached_share": self.cached_share,
-            "host_us_per_step": dict(self.host_us) or None,
+            **self.host_us.facts,
         }
         for metric, samples in self.samples().items():
             if samples:
@@ -214,7 +214,9 @@ async def _host_times(endpoint: Endpoint) -> EngineLoad:
     except RequestFailed:
         return EngineLoad()
     steps = sum(int(float(number)) for number in _STEPS.findall(text))
-    return EngineLoad(decode_steps=steps, host_seconds={part: float(s) for part, s in _HOST_SECONDS.findall(text)})
+    found = _HOST_SECONDS.findall(text)
+    wall, cpu = ({part: float(s) for kind, part, s in found if bool(kind) is of_cpu} for of_cpu in (False, True))
+    return EngineLoad(decode_steps=steps, host_seconds=HostTime(wall, cpu))
 
 
 async def ask(endpoint: Endpoint, workload: Workload, talk: Conversation) -> Answer:

@@ -25,7 +25,7 @@ from onewave.cli.output import show
 from onewave.engine.load.stopwatch import phases_told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     import torch
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from onewave.bench.ceilings import Ceiling
     from onewave.bench.ledger import Measurement
+    from onewave.engine.scheduler.load import HostTime
 
 Reps = Annotated[int, typer.Option("--reps", min=1, help="Measured repetitions.")]
 # Behind a stage: which repetition of it runs.
@@ -159,11 +160,17 @@ def open_llm(asked: options.ModelOptions, **more: Any) -> session.Opened:
         return session.open_llm(**vars(asked), **more)
 
 
-def host_line(host_us: Mapping[str, float]) -> str:
-    """Return a decode step's host time in words, with the sum of the parts that are no model's launch or reader."""
-    own = sum(host_us.get(part, 0.0) for part in ("scheduler", "sampling", "detokenising"))
-    parts = ", ".join(f"{part} {us:.0f}" for part, us in host_us.items())
-    return f"host a step: {parts} us; scheduler, sampling and detokenising {own:.0f}"
+def host_line(host_us: HostTime) -> str:
+    """Return a decode step's host time in words, with what was computing and no wait, and the sum of the parts that are
+    no model's launch or reader."""
+    own = ("scheduler", "sampling", "detokenising")
+
+    def told(*parts: str) -> str:
+        wall, cpu = (sum(found.get(part, 0.0) for part in parts) for found in (host_us.wall, host_us.cpu))
+        return f"{wall:.0f} (cpu {cpu:.0f})" if host_us.cpu else f"{wall:.0f}"
+
+    shown = ", ".join(f"{part} {told(part)}" for part in host_us.wall)
+    return f"host a step: {shown} us; scheduler, sampling and detokenising {told(*own)}"
 
 
 def numbers(name: str, text: str, least: int = 0) -> list[int]:

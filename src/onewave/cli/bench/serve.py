@@ -187,6 +187,6 @@ def _facts(result: LevelResult) -> dict[str, Any]:
         "tokens_per_second": result.tokens_per_second,
         "good_per_second": result.good / result.seconds,
         "cached_share": result.cached_share,
-        "host_us_per_step": dict(result.host_us),
+        **result.host_us.facts,
         **tails,
     }

@@ -2,11 +2,30 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 HOST_PARTS: tuple[str, ...] = ("scheduler", "launch", "sampling", "detokenising", "readers")
 """Parts of the host's work on a decode step: its plan; the model's launches, and copies of what they give; sampling's
 launches; tokens handed to their samples and made text; readers told."""
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """The host's time by part: by the clock, and what the engine's thread computed meanwhile. The rest is waits: for
+    Python's lock, which another thread held, or for a core."""
+
+    wall: Mapping[str, float] = field(default_factory=dict[str, float])
+    cpu: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self.wall)
+
+    @property
+    def facts(self) -> dict[str, dict[str, float] | None]:
+        """A step's microseconds, as the ledger keeps them."""
+        return {"host_us_per_step": dict(self.wall) or None, "host_cpu_us_per_step": dict(self.cpu) or None}
 
 
 class EngineLoad(NamedTuple):
@@ -20,28 +39,40 @@ class EngineLoad(NamedTuple):
     num_preempted: int = 0
     steps: Mapping[int, int] = {}
     decode_steps: int = 0
-    host_seconds: Mapping[str, float] = {}
+    host_seconds: HostTime = HostTime()
 
-    def host_us_since(self, before: "EngineLoad") -> dict[str, float]:
-        """Microseconds of the host that a decode step has taken since, by part; empty without a step."""
+    def host_us_since(self, before: "EngineLoad") -> HostTime:
+        """Microseconds of the host that a decode step has taken since; none without a step."""
         steps = self.decode_steps - before.decode_steps
-        spent = before.host_seconds
-        return {part: (s - spent.get(part, 0.0)) / steps * 1e6 for part, s in self.host_seconds.items() if steps > 0}
+
+        def mean(now: Mapping[str, float], then: Mapping[str, float]) -> dict[str, float]:
+            return {part: (s - then.get(part, 0.0)) / steps * 1e6 for part, s in now.items() if steps > 0}
+
+        now, then = self.host_seconds, before.host_seconds
+        return HostTime(mean(now.wall, then.wall), mean(now.cpu, then.cpu))
 
 
 class HostTimes:
-    """The host time of decode steps, whether or not it overlaps the device's. seconds: by part. steps: how many."""
+    """The host time of decode steps, whether or not it overlaps the device's; counted in the engine's thread. steps:
+    how many."""
 
     def __init__(self) -> None:
-        self.steps, self.seconds = 0, dict.fromkeys(HOST_PARTS, 0.0)
-        self._last = 0.0
+        self.steps = 0
+        self._wall, self._cpu = dict.fromkeys(HOST_PARTS, 0.0), dict.fromkeys(HOST_PARTS, 0.0)
+        self._last = self._last_cpu = 0.0
+
+    @property
+    def seconds(self) -> HostTime:
+        """So far."""
+        return HostTime(self._wall.copy(), self._cpu.copy())
 
     def begin(self) -> None:
         """Leave out what was before: a wait, or work of another kind."""
-        self._last = time.perf_counter()
+        self._last, self._last_cpu = time.perf_counter(), time.thread_time()
 
     def end(self, part: str) -> None:
         """Add what has passed since the last beginning or end to a part."""
-        now = time.perf_counter()
-        self.seconds[part] += now - self._last
-        self._last = now
+        now, now_cpu = time.perf_counter(), time.thread_time()
+        self._wall[part] += now - self._last
+        self._cpu[part] += now_cpu - self._last_cpu
+        self._last, self._last_cpu = now, now_cpu
