@@ -13,7 +13,7 @@ PIP := PIP_USER=0 $(RUN) -m pip install -qq --disable-pip-version-check --constr
 
 WORKERS := --numprocesses auto --maxprocesses 4 --dist worksteal --durations 20
 # Most of their time is the compiler's, on CPU cores.
-GPU_WORKERS := --numprocesses auto --maxprocesses 12 --dist worksteal --durations 20
+GPU_WORKERS := --numprocesses logical --maxprocesses 12 --dist worksteal --durations 20
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -67,36 +67,43 @@ def test_a_graph_and_a_thousand_repeats_give_the_same_bits(rows: int) -> None:
     assert torch.equal(again, first)
 
 
+MATRICES = {
+    "qkv0": (3072, 2048, 1),
+    "gate_up1": (8192, 2048, 2),
+    "down0": (2048, 8192, 1),
+    "head": (128256, 2048, 1),
+}
+
+
+# A form has some forty kernels, of which a matrix takes up to twenty.
 @ON_WAVE[-1]
+@pytest.mark.values
+@pytest.mark.parametrize("name", MATRICES)
 @pytest.mark.parametrize(
-    ("form", "batch"),
-    [slow(COMPACT, 1), slow(COMPACT, 8), (COMPACT, 16), (NIBBLES[128, False], 1), (NIBBLES[64, False], 8),
-     slow(NIBBLES[32, False], 16), (NIBBLES[32, True], 1), slow(NIBBLES[128, True], 8)],
+    "form_of_sequences",
+    [(COMPACT, 1), (COMPACT, 8), (COMPACT, 16), (NIBBLES[64, False], 8), (NIBBLES[128, False], 1),
+     (NIBBLES[32, False], 16), (NIBBLES[32, True], 1), (NIBBLES[128, True], 8)],
 )  # fmt: skip
 @torch.inference_mode()
-def test_products_from_tiles_have_the_plain_products_bits(form: WeightFormat, batch: int) -> None:
-    stream = streamed(form, batch, 17, two_layers()).stream
+def test_products_from_tiles_have_the_plain_products_bits(
+    form_of_sequences: tuple[WeightFormat, int], name: str
+) -> None:
+    (form, batch), (height, cols, count) = form_of_sequences, MATRICES[name]
+    matrix = streamed(form, batch, 17, two_layers()).stream.matrix(name, height, cols, count)
     dice = torch.Generator(GPU).manual_seed(batch)
-    for name, (height, cols, count) in {
-        "qkv0": (3072, 2048, 1),
-        "gate_up1": (8192, 2048, 2),
-        "down0": (2048, 8192, 1),
-        "head": (128256, 2048, 1),
-    }.items():
-        matrix = stream.matrix(name, height, cols, count)
-        plain = matrix.dense().clone()
-        bias = torch.randn(len(plain), generator=dice, device=GPU).bfloat16()
-        product = linear_swiglu if count > 1 else linear
-        for tokens in (2, 9, 17, 64, 65, 129, 200, 257, 513, 1000, 2048) if height < 10000 else (2, 16):
-            x = torch.randn(tokens, cols, generator=dice, device=GPU).bfloat16()
-            assert torch.equal(product(x, matrix, bias), product(x, plain, bias)), (name, tokens)
-            if count == 1:
-                wide = linear(x, matrix, None, torch.float32)
-                assert torch.equal(wide, linear(x, plain, None, torch.float32)), (name, tokens)
+    plain = matrix.dense().clone()
+    bias = torch.randn(len(plain), generator=dice, device=GPU).bfloat16()
+    product = linear_swiglu if count > 1 else linear
+    for tokens in (2, 9, 17, 64, 65, 129, 200, 257, 513, 1000, 2048) if height < 10000 else (2, 16):
+        x = torch.randn(tokens, cols, generator=dice, device=GPU).bfloat16()
+        assert torch.equal(product(x, matrix, bias), product(x, plain, bias)), tokens
+        if count == 1:
+            wide = linear(x, matrix, None, torch.float32)
+            assert torch.equal(wide, linear(x, plain, None, torch.float32)), tokens
 
 
 @ON_WAVE[-1]
-@pytest.mark.parametrize(("name", "batch"), [("int8", 1), ("int8", 16), ("fp8", 1), ("fp8", 8)])
+@pytest.mark.parametrize(("name", "batch"), [("int8", 1), ("int8", 16), slow("fp8", 1), ("fp8", 8)])
 @torch.inference_mode()
 def test_products_of_bytes_round_no_weight_and_keep_a_tokens_bits(name: str, batch: int) -> None:
     form = ROUNDINGS[name]
