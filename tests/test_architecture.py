@@ -186,7 +186,7 @@ def test_the_lab_and_the_tiles_need_no_torch():
     [
         "import onewave.lab.app",
         "from onewave.cli.main import run; run(['tiles', 'lower', 'decode', CONFIG, '--no-simulate', '--out', OUT])",
-        "from onewave.cli.main import run; run(['tiles', 'simulate', 'decode', CONFIG, '--batch', '2'])",
+        "from onewave.cli.main import run; run(['tiles', 'simulate', 'decode', CONFIG, '--batch-size', '2'])",
     ],
 )
 def test_a_decode_step_is_planned_without_torch(code, tmp_path):

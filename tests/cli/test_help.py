@@ -5,9 +5,13 @@ import re
 import resource
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from onewave import LLM
 from onewave.cli import commands, main
@@ -56,6 +60,26 @@ def test_the_flags_are_named_as_in_vllm(onewave, command):
     text = onewave(*command, "--help").out
     for flag in ("--model", "--dtype", "--max-model-len", "--load-format", "--revision", "--enforce-eager"):
         assert flag in text
+
+
+def options_of(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Each (command, option) of a command and of those below it."""
+    yield from ((path, each) for each in command.params)
+    for below in getattr(command, "listed", ()):
+        yield from options_of(command.get_command(None, below), f"{path} {below}")
+
+
+def test_an_option_is_spelt_alike_and_has_the_same_default_in_every_command():
+    spellings, defaults = defaultdict(dict), defaultdict(dict)
+    for path, option in options_of(typer.main.get_command(main.app)):
+        name = max(option.opts, key=len)
+        spellings[name][tuple(option.opts)] = path
+        defaults[name][str(option.default)] = path
+    assert {"--context", "--batch-size", "--out"} <= spellings.keys()
+    assert spellings.keys() & {"--batch", "--save"} == set()
+    assert {name: found for name, found in spellings.items() if len(found) > 1} == {}
+    one = ("--context", "--weight-format", "--load-format", "--out", "--json", "--device", "--quantization")
+    assert {name: defaults[name] for name in one if len(defaults[name]) > 1} == {}
 
 
 def test_an_error_while_a_command_is_imported_is_not_taken_for_a_wrong_name(onewave, monkeypatch):

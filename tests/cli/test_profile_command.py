@@ -18,7 +18,7 @@ def config(tmp_path):
 
 def test_the_rows_are_printed_and_written_as_csv_and_drawn(onewave, config, tmp_path):
     table, drawn = tmp_path / "rows.csv", tmp_path / "roofline.svg"
-    sizes = ["--tokens", "64,256", "--batch-size", "1", "--staircase"]
+    sizes = ["--input-len", "64,256", "--batch-size", "1", "--staircase"]
     done = onewave(
         "profile", str(config), "--gpu", "A40", *sizes, "--csv", str(table), "--roofline", str(drawn), "--json"
     )
@@ -30,7 +30,7 @@ def test_the_rows_are_printed_and_written_as_csv_and_drawn(onewave, config, tmp_
     assert drawn.read_text().count("<circle") > len(found["rows"])
     assert [stair["m"] for stair in found["staircase"]][:2] == [64, 128]
     assert all(stair["measured_us"] is None for stair in found["staircase"])
-    printed = onewave("profile", str(config), "--gpu", "A40", "--tokens", "64").out
+    printed = onewave("profile", str(config), "--gpu", "A40", "--input-len", "64").out
     assert "PREDICTED, not measured" in " ".join(printed.split())  # the title wraps where a path is long
     assert "measured us" not in printed
     assert "prefill attention" in printed
@@ -44,8 +44,11 @@ def test_the_rows_are_printed_and_written_as_csv_and_drawn(onewave, config, tmp_
         (["--gpu", "A40", "--counters"], "--counters: --gpu A40; allowed: on a CUDA GPU"),
         (["--gpu", "A40", "--energy"], "--energy: --gpu A40; allowed: on a CUDA GPU"),
         (["--cluster", "2"], "--cluster: 2; allowed: with --dispatch"),
-        (["--tokens", "x"], "--tokens"),
-        (["--tokens", "0", "--batch-size", "0"], "--tokens, --batch-size: 0; allowed: prompts, decode steps or both"),
+        (["--input-len", "x"], "--input-len"),
+        (
+            ["--input-len", "0", "--batch-size", "0"],
+            "--input-len, --batch-size: 0; allowed: prompts, decode steps or both",
+        ),
         (["--gpu", "A40", "--context", "1" + "0" * 400], "; allowed: 0 to 1,073,741,824"),
         (["--weight-format", "int3"], "--weight-format: 'int3'"),
     ],

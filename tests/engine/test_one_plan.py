@@ -49,7 +49,7 @@ def sms(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def written(model: str, batch: int, weight_format: str, sms: int, out: Path) -> WaveProgram:
-    asked = ["--batch", batch, "--weight-format", weight_format, "--workers", sms, "--context", 700, "--out", out]
+    asked = ["--batch-size", batch, "--weight-format", weight_format, "--workers", sms, "--context", 700, "--out", out]
     assert run(["tiles", "lower", "decode", model, "--no-simulate", *map(str, asked)]) == 0
     return read_program(out.read_bytes())
 
@@ -134,7 +134,7 @@ def test_the_task_table_beside_the_words_is_proved_and_has_a_row_a_step(tiny: st
     assert run(["tiles", "interpret", str(tmp_path / "step.npz"), "--runs", "3"]) == 0
 
 
-@pytest.mark.parametrize("changed", [["--policy", "tile"], ["--queues", "ticket"], ["--tokens", "2"]])
+@pytest.mark.parametrize("changed", [["--sync", "tile"], ["--queues", "ticket"], ["--tokens", "2"]])
 def test_what_the_engine_does_not_launch_is_not_written_as_its_words(
     changed: list[str], tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

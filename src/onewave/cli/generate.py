@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 def generate(
     prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="The text to continue.")] = None,
-    more_prompts: Annotated[list[str] | None, typer.Option("--prompt", help="The same; several make a batch.")] = None,
+    more_prompts: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help="The same; several make a batch.")
+    ] = None,
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt-file", help="A prompt a line, run as a batch; - is standard input.")
     ] = None,

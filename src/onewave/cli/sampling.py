@@ -24,7 +24,7 @@ class Sampling:
     """The sampling options that both commands take."""
 
     max_tokens: Annotated[
-        int | None, Option("--max-tokens", help="Most tokens of an answer. Default: as many as fit.")
+        int | None, Option("--max-tokens", "-n", help="Most tokens of an answer. Default: as many as fit.")
     ] = None
     min_tokens: Annotated[int, Option("--min-tokens", help="Nothing but --max-tokens ends it before.")] = 0
     temperature: Annotated[float, Option("--temperature", help="0 takes the greedy token every time.")] = 0.0
@@ -82,8 +82,8 @@ class Sampling:
 class GenerateSampling(Sampling):
     """The options that `generate` alone takes."""
 
-    max_tokens: Annotated[int | None, Option("--max-tokens", help="Most tokens to generate for a prompt.")] = 128
-    n: Annotated[int, Option("--n", "-n", help="Samples a prompt.")] = 1
+    max_tokens: Annotated[int | None, Option("--max-tokens", "-n", help="Most tokens to generate for a prompt.")] = 128
+    n: Annotated[int, Option("--n", help="Samples a prompt.")] = 1
     logprobs: Annotated[
         int | None, Option("--logprobs", help="Report this many likely tokens beside each one taken.")
     ] = None

@@ -70,7 +70,7 @@ def test_bytes_count_the_weights_as_they_are_stored() -> None:
 @pytest.mark.parametrize("width", ["hidden_size", "intermediate_size", "head_dim"])
 def test_blocks_that_do_not_fill_a_row_are_refused_before_anything_is_timed(width: str) -> None:
     narrow = replace(CONFIG, **{width: 20})
-    with pytest.raises(UnsupportedError, match=r"--weight-format Q4_1.*Name one of BF16, F16, F32"):
+    with pytest.raises(UnsupportedError, match=r"--cpu-format Q4_1.*Name one of BF16, F16, F32"):
         operators.check_weight_format(narrow, "Q4_1")
     operators.check_weight_format(narrow, "BF16")
 

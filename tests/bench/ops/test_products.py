@@ -72,7 +72,7 @@ def test_losses_are_printed_last() -> None:
     assert [line.split()[:3] for line in lines[2:4]] == [["matrix", "64x128", "onewave"], ["matrix", "64x128", "torch"]]
     loss = "loss: matrix 64x128, {} rows, onewave, compact tiles: 0.500 of torch's speed"
     assert lines[-3:] == [loss.format(2), loss.format(5), "2 of 4 below 0.95 of torch's speed"]
-    found = json.loads(CliRunner().invoke(app, [*asked, "--rows", "2", "--tiles", "16-bit", "--json"]).stdout)
+    found = json.loads(CliRunner().invoke(app, [*asked, "--rows", "2", "--weight-format", "16-bit", "--json"]).stdout)
     assert [each["implementation"] for each in found["products"]] == ["onewave", "torch"]
     assert found["losses"] == []
 
@@ -83,7 +83,8 @@ def test_losses_are_printed_last() -> None:
         (["swiglu", "--rows", "2"], "--rows: with swiglu"),
         (["linear", "--rows", "2", "--context", "5"], "--rows: with --context"),
         (["linear", "--rows", "0"], "--rows: 0"),
-        (["linear", "--rows", "2", "--tiles", "int3"], "--tiles: 'int3'"),
+        (["linear", "--weight-format", "Q4_1"], "--weight-format: no --rows; allowed: with --rows"),
+        (["linear", "--rows", "2", "--weight-format", "int3"], "--weight-format: 'int3'"),
         (["linear", "--rows", "2", "--shape", "64"], "--shape: '64'"),
     ],
 )

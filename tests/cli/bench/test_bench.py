@@ -189,7 +189,9 @@ def test_a_start_is_timed_in_processes_of_its_own(onewave, tiny_model, tmp_path)
     assert {(each["dtype"], each["max_model_len"], each["prompt_tokens"]) for each in facts} == {("float32", 8, 6)}
 
 
-@pytest.mark.parametrize("arguments", [["--reps", "0"], ["--batch-size", "0"], ["--dtype", "x"], ["--decode", "wave"]])
+@pytest.mark.parametrize(
+    "arguments", [["--reps", "0"], ["--max-num-seqs", "0"], ["--dtype", "x"], ["--decode", "wave"]]
+)
 def test_a_start_that_makes_no_sense_is_refused(onewave, tiny_model, arguments):
     onewave("bench", "startup", "--model", tiny_model, *arguments).error()
 

@@ -37,9 +37,9 @@ def test_the_feed_forward_block_takes_no_option_of_attention(onewave, option):
 
 
 def test_host_times_have_shapes_of_their_own(onewave, tiny_model):
-    message = onewave("bench", "ops", "--host", "--batch-size", "2", "--shape", "1,1,1,64").error()
-    assert message == "error: --batch-size, --shape: --host; allowed: --model, --dtype, --device, --reps"
-    flags = ("--host", "--reps", "1", "--device", "cpu", "--model", tiny_model)
+    message = onewave("bench", "ops", "--host-time", "--batch-size", "2", "--shape", "1,1,1,64").error()
+    assert message == "error: --batch-size, --shape: --host-time; allowed: --model, --dtype, --device, --reps"
+    flags = ("--host-time", "--reps", "1", "--device", "cpu", "--model", tiny_model)
     assert "allowed: add_rms_norm, append_kv" in onewave("bench", "ops", "wave", *flags).error()
     done = onewave("bench", "ops", "decode-attention", *flags, "--json")
     (found,) = json.loads(done.out)["trials"]

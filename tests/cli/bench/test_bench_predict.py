@@ -3,12 +3,15 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from kit.lanes import slow
 from kit.models.dummy import write_config
+from kit.models.tiny_gguf import metadata_of, write_gguf
 from kit.paths import DOCS
 from onewave.base.errors import InvalidArgumentError
 from onewave.cli.bench.commands import bench
@@ -38,13 +41,28 @@ def predict(*arguments: str) -> str:
 def test_what_was_simulated_is_fitted_to_the_same_costs_and_compares_as_equal(tmp_path: Path, small: list[str]) -> None:
     trace, costs = tmp_path / "step.json", tmp_path / "costs.json"
     assert "ms predicted" in predict(*small, "--trace", str(trace))
-    fit = ["--fit", str(trace), "--bandwidth", "4650.6", "--save", str(costs), "--source", "this test"]
+    fit = ["--fit", str(trace), "--bandwidth", "4650.6", "--out", str(costs), "--source", "this test"]
     fitted = json.loads(predict(*small[:2], *fit, "--json"))
     assert fitted["costs"]["source"] == "this test"
     again = json.loads(predict(*small, "--costs", str(costs), "--json"))
     assert again["predicted_ms"] == pytest.approx(fitted["predicted_ms"], rel=1e-6)
     compared = RUN.invoke(tiles, ["compare", str(trace), str(trace), "--json"], catch_exceptions=False)
     assert compared.exit_code == 0
+
+
+@pytest.mark.parametrize(("kind", "options"), [("config.json", ["--batch-size", "2"]), ("gguf", []), ("directory", [])])
+def test_tiles_simulate_says_the_same_of_the_same_model(tmp_path: Path, kind: str, options: list[str]) -> None:
+    config = write_config(tmp_path, **SIZES, rms_norm_eps=1e-5) / "config.json"
+    model = {"config.json": config, "gguf": tmp_path / "model.gguf", "directory": tmp_path}[kind]
+    if kind == "gguf":
+        sizes = SimpleNamespace(**SIZES, head_dim=32, rms_norm_eps=1e-5, rope_parameters={"rope_theta": 10_000.0})
+        rows = np.zeros((SIZES["vocab_size"], SIZES["hidden_size"]), np.float32)
+        write_gguf(model, "llama", metadata_of("llama", sizes), {"token_embd.weight": (rows, "F32")})
+    predicted = json.loads(predict("--model", str(model), *options, "--json"))["predicted_ms"]
+    done = RUN.invoke(tiles, ["simulate", "decode", str(config), *options, "--json"], catch_exceptions=False)
+    found = json.loads(done.output)
+    assert found["predicted_ms"] == predicted
+    assert found["gap"] >= 0
 
 
 def test_longer_contexts_take_longer_and_smaller_weights_less(small: list[str]) -> None:
@@ -63,7 +81,7 @@ def test_longer_contexts_take_longer_and_smaller_weights_less(small: list[str]) 
         ["--weight-format", "int3"],
         ["--context", "-1"],
         ["--bandwidth", "3"],
-        ["--save", "x.json"],
+        ["--out", "x.json"],
         ["--source", "x"],
         ["--costs", "missing.json"],
         ["--fit", "x.json"],
@@ -90,7 +108,9 @@ def test_the_reference_states_what_is_predicted(model: str) -> None:
     stated = re.findall(r"\d\.\d+", numbers)
     assert len(stated) == batches
     # Sixteen sequences alone: the other batches take half a minute.
-    found = json.loads(predict("--model", model, "--batch-size", "16", "--json"))["predicted_ms"]
+    found = json.loads(predict("--model", model, "--batch-size", "16", "--weight-format", "16-bit", "--json"))[
+        "predicted_ms"
+    ]
     assert found == pytest.approx(float(stated[-1]), abs=6e-4)
 
 

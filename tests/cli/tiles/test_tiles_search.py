@@ -164,7 +164,7 @@ def test_search_decode_writes_plans_and_refuses_the_other_programs_options(onewa
     assert [plan["plan"] for plan in json.loads(done.out)["plans"]] == ["plan1"]
     assert "verified: a step of" in onewave("tiles", "verify", str(out / "plan1.json")).out
     assert "a step, by costs fitted" in onewave("tiles", "simulate", str(out / "plan1.json")).out
-    for wrong in ([*command, "--cache-panels", "4"], [*SEARCH, *GRID, "--cache-panels", "4", "--batch", "2"]):
+    for wrong in ([*command, "--cache-panels", "4"], [*SEARCH, *GRID, "--cache-panels", "4", "--batch-size", "2"]):
         assert onewave(*wrong).status == 2
     for limit in ("0", "nan", "inf"):
         assert "--time-limit" in onewave(*command, "--time-limit", limit).error()

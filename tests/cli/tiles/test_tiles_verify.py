@@ -320,7 +320,7 @@ CHAIN_SIZES = ("chain", 64, 32, 64, 64, "--tile", "32x32x32")
 @pytest.mark.parametrize("queues", ["static", "ticket"])
 def test_a_lowered_table_can_be_read_proved_and_run(tmp_path, name, queues):
     file = tmp_path / name
-    result = lowered(*CHAIN_SIZES, "--policy", "row", "--queues", queues, "--workers", 3, "--out", file, "--json")
+    result = lowered(*CHAIN_SIZES, "--sync", "row", "--queues", queues, "--workers", 3, "--out", file, "--json")
     facts = json.loads(result.stdout)
     table = TaskTable.load(file) if name.endswith("npy") else TaskTable.from_bytes(file.read_bytes())
     assert (facts["ok"], facts["tasks"], facts["words"]) == (True, 8, len(table.to_words()))
@@ -398,7 +398,7 @@ BAD_LOWER = [
     *((*CHAIN_SIZES, "--workers", count) for count in (0, 10**9)),
     *((*CHAIN_SIZES, "--resident", count) for count in (0, -5, 3_000_000_000)),
     *((*CHAIN_SIZES, "--tokens", count) for count in (0, 10**9)),
-    *((*CHAIN_SIZES, option, "nowhere") for option in ("--policy", "--order", "--queues")),
+    *((*CHAIN_SIZES, option, "nowhere") for option in ("--sync", "--order", "--queues")),
     (*CHAIN_SIZES, "--out", "/nowhere/table.npy"),
 ]
 

@@ -85,7 +85,7 @@ def check_weight_format(config: ModelConfig, weight_format: str) -> None:
             got, others = f"a matrix with rows of {width}", [n for n, form in FORMATS.items() if form.is_dense]
             next = f"Name one of {', '.join(others)}."
             raise UnsupportedError(
-                f"--weight-format {weight_format}", got=got, allowed=f"multiples of {form.columns}", next=next
+                f"--cpu-format {weight_format}", got=got, allowed=f"multiples of {form.columns}", next=next
             )
 
 

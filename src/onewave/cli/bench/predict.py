@@ -8,12 +8,10 @@ from typing import Annotated
 import typer
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.output import show, write_file
-from onewave.cli.tiles.options import WeightFormat, format_of
+from onewave.cli.tiles import options as given
 from onewave.cli.tiles.tables import read_trace, timeline_table
-from onewave.weights.fetch import sources
 
 # More SMs than any GPU has; the simulation takes longer with each.
 _MAX_WORKERS = 1024
@@ -21,19 +19,19 @@ _MAX_WORKERS = 1024
 
 def predict(
     call: typer.Context,
-    model: options.Model = "llama-3.2-1b",
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Sequences at once.")] = 1,
+    model: Annotated[str, typer.Option("--model", "-m", help=given.MODEL)] = "llama-3.2-1b",
+    batch_size: given.BatchSize = 1,
     workers: Annotated[
-        int | None,
+        int,
         typer.Option(
             "--workers",
             min=1,
             max=_MAX_WORKERS,
-            help="SMs, sharing the same bandwidth. Default: 132, or as the fitted trace's.",
+            help="SMs that share the bandwidth; with --fit, as many as the trace's.",
         ),
-    ] = None,
-    context: Annotated[int, typer.Option("--context", help="Tokens in each cache; with --fit, in the trace's.")] = 512,
-    weight_format: WeightFormat = "16-bit",
+    ] = 132,
+    context: given.Context = 512,
+    weight_format: given.WeightFormat = "compact",
     costs: Annotated[
         Path | None, typer.Option("--costs", metavar="FILE", help="What --fit has written. Default: an H200's.")
     ] = None,
@@ -49,8 +47,8 @@ def predict(
         float | None, typer.Option("--bandwidth", help="With --fit: the read ceiling of that run, GB/s.")
     ] = None,
     source: Annotated[str, typer.Option("--source", help="With --fit: what was measured, as its ledger line.")] = "",
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="With --fit: write the costs here.")
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="With --fit: write the costs here.")
     ] = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE", help="Write the simulated Trace as JSON.")
@@ -62,41 +60,38 @@ def predict(
     `onewave tiles compare` sets the trace beside a measured one, phase by phase.
     """
     _check_fit(call, fitted=fit is not None, bandwidth=bandwidth)
-    form = format_of(weight_format)
-    from onewave.models.config.read import load_config
+    form = given.format_of(weight_format)
+    from onewave.models.config.read import find_config
     from onewave.models.llama_plan import DecodeStep
     from onewave.models.wave_prediction import fit_costs, kept_costs, predict_step
 
     known = None if fit is not None else kept_costs() if costs is None else kept_costs(costs)
     measured = None if fit is None else read_trace(fit)
-    chosen = "dummy" if model in sources.builtin_names() else "auto"
-    location = sources.resolve(model, Settings.from_env(), load_format=chosen)
-    step = DecodeStep(load_config(location), batch_size, form)
+    step = DecodeStep(find_config(model), batch_size, form)
     if known is None:
         assert measured is not None
         assert bandwidth is not None
         workers = measured.workers
         known = fit_costs(step, measured, context=context, memory_bandwidth=bandwidth, source=source or str(fit))
-        if save is not None:
-            write_file("--save", save, known.to_json())
-    sms = 132 if workers is None else workers
-    made = predict_step(step, known, workers=sms, context=context)
+        if out is not None:
+            write_file("--out", out, known.to_json())
+    made = predict_step(step, known, workers=workers, context=context)
     if trace is not None:
         write_file("--trace", trace, made.to_json())
     if as_json:
-        facts = {"model": location.name, "batch_size": batch_size, "predicted_ms": made.makespan * 1e-6}
+        facts = {"model": model, "batch_size": batch_size, "predicted_ms": made.makespan * 1e-6}
         print(json.dumps(facts | {"costs": json.loads(known.to_json())}))
         return
     from onewave.tiles.sim.timeline import timeline
 
-    print(f"{location.name}, {batch_size} at once: {made.makespan * 1e-6:.3f} ms predicted")
+    print(f"{model}, {batch_size} at once: {made.makespan * 1e-6:.3f} ms predicted")
     show(timeline_table(timeline(made)))
     print(f"costs: {known.source or 'fitted'}; {known.memory_bandwidth:,.0f} GB/s")
 
 
 def _check_fit(call: typer.Context, *, fitted: bool, bandwidth: float | None) -> None:
     """Refuse options that --fit does not go with, or that mean nothing without it. Raises InvalidArgumentError."""
-    needs_fit, without_fit = ("bandwidth", "source", "save"), ("costs", "workers")
+    needs_fit, without_fit = ("bandwidth", "source", "out"), ("costs", "workers")
     for name in options.chosen(call, without_fit if fitted else needs_fit):
         got, allowed = ("with --fit", "a step on the trace's SMs, by its own costs")
         if not fitted:

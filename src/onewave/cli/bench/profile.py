@@ -17,7 +17,7 @@ from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.cli import options
 from onewave.cli.bench.report import numbers, show_progress, show_status
 from onewave.cli.output import amount, percent, show, table, write_file
-from onewave.cli.tiles.options import WeightFormat, format_of
+from onewave.cli.tiles import options as given
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
@@ -80,14 +80,16 @@ class Row:
 
 
 def profile(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A built-in name, a config.json, or its directory.")],
+    model: given.Model,
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="Predict for this GPU and measure nothing: H200, H100, A100, A40, ...")
     ] = None,
-    tokens: Annotated[str, typer.Option("--tokens", help="Of prompts; several: 512,2048. 0: none.")] = "512,2048,8192",
+    input_len: Annotated[str, typer.Option("--input-len", help="Tokens of prompts; several: 512,2048. 0: none.")] = (
+        "512,2048,8192"
+    ),
     batch_size: Annotated[str, typer.Option("--batch-size", help="Of decode steps; several: 1,8. 0: none.")] = "1,8",
     context: Annotated[int, typer.Option("--context", min=0, help="Tokens in each cache of a decode step.")] = 512,
-    weight_format: WeightFormat = "compact",
+    weight_format: given.WeightFormat = "compact",
     counters: Annotated[
         bool,
         typer.Option("--counters", help="By ncu: bytes of device memory and L2 hit rate of prompts' parts, of steps."),
@@ -118,20 +120,20 @@ def profile(
     from onewave.models.llama_plan import check_context
     from onewave.models.profile import DECODE, PREFILL, STEP, Predictor, verdict
 
-    form = format_of(weight_format)
+    form = given.format_of(weight_format)
     config = find_config(model)
-    prompts = [count for count in numbers("--tokens", tokens) if count]
+    prompts = [count for count in numbers("--input-len", input_len) if count]
     batches = [count for count in numbers("--batch-size", batch_size) if count]
     device = None if gpu is not None else _device()
     asked = {"--counters": counters, "--energy": energy, "--dispatch": dispatch is not None}
-    for name in (name for name, given in asked.items() if given and device is None):
+    for name in (name for name, wanted in asked.items() if wanted and device is None):
         raise UnsupportedError(name, got="no GPU" if gpu is None else f"--gpu {gpu}", allowed="on a CUDA GPU")
     if cluster > 1 and dispatch is None:
         raise InvalidArgumentError("--cluster", got=str(cluster), allowed="with --dispatch")
     check_context(context)
     cases = [(PREFILL, rows, 0) for rows in prompts] + [(DECODE, rows, context) for rows in batches]
     if not cases:
-        raise InvalidArgumentError("--tokens, --batch-size", got="0", allowed="prompts, decode steps or both")
+        raise InvalidArgumentError("--input-len, --batch-size", got="0", allowed="prompts, decode steps or both")
     rows: list[Row] = []
     with _processes(device) as pool:  # before this process uses the GPU
         known = _known_gpu(device) if device is not None else find_gpu("H200" if gpu is None else gpu)

@@ -27,7 +27,9 @@ class _Server:
     """Where it is."""
 
     url: Annotated[str, typer.Option("--url", help="The server's address.")] = "http://127.0.0.1:8000"
-    model: Annotated[str | None, typer.Option("--model", help="The model's name. Default: the server's first.")] = None
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="The model's name. Default: the server's first.")
+    ] = None
     api_key: Annotated[str | None, typer.Option("--api-key", help="A key that the server knows.")] = None
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds that a request may take.")] = 600.0
 

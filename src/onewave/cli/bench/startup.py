@@ -17,7 +17,7 @@ from onewave.weights.fetch import sources
 def startup(
     asked: options.ModelOptions,
     *,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences that the engine can run at once.")] = 1,
+    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Sequences that run together.")] = 1,
     reps: Reps = 3,
     max_model_len: options.MaxModelLen = None,
     graphs: Annotated[
@@ -32,7 +32,7 @@ def startup(
     """
     chosen = "dummy" if asked.model in sources.builtin_names() else asked.load_format
     told = {name: value for name, value in vars(asked).items() if name not in ("model", "revision")}
-    told |= {"load_format": chosen, "max_model_len": max_model_len, "max_num_seqs": batch_size}
+    told |= {"load_format": chosen, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
     EngineOptions(**told)
     from onewave.bench.engine.startup import Job, measure_startup
     from onewave.engine.load.choices import (
@@ -57,7 +57,7 @@ def startup(
     results = measure_startup(job, reps=reps, graphs=graphs and where.type != "cpu", show=show_status)
     extra = {
         "dtype": name_of(choose_dtype(asked.dtype, config, where)),
-        "batch_size": batch_size,
+        "batch_size": max_num_seqs,
         "max_model_len": length,
         "quantization": asked.quantization,
         "load_format": chosen,

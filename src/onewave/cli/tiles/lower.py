@@ -34,11 +34,9 @@ MAX_SHOWN = 1024
 def lower_command(
     program: Program,
     order: given.Order = None,
-    policy: Annotated[
+    sync: Annotated[
         str | None,
-        typer.Option(
-            "--policy", "--sync", help="none, row, tile (the default; decode: none), strided, conv2d-tile, consecutive."
-        ),
+        typer.Option("--sync", help="none, row, tile (the default; decode: none), strided, conv2d-tile, consecutive."),
     ] = None,
     queues: given.Queues = None,
     workers: Annotated[
@@ -74,6 +72,7 @@ def lower_command(
         Path | None,
         typer.Option(
             "--out",
+            "-o",
             metavar="FILE",
             help="Write the table: .npy, or raw int32 for other names; decode as .npz: with all words of the launch.",
         ),
@@ -83,8 +82,8 @@ def lower_command(
     """Build a program, prove its schedule, write it as a task table, predict its time.
 
     The table is int32 words; onewave.tiles.proof.table tells the layout. Examples:
-    lower chain 256 256 512 256 --order row-by-row --policy row --out chain.npy;
-    lower decode llama-3.1-8b --workers 132 --batch 1 --out step.npz.
+    lower chain 256 256 512 256 --order row-by-row --sync row -o chain.npy;
+    lower decode llama-3.1-8b --workers 132 --batch-size 1 -o step.npz.
     decode is the plan that the engine launches on so many SMs: step.npz has its step records (32 words each, "steps"),
     lanes, waits and counters as the kernel reads them, the places of all weights, and the task table ("table").
     Exit status: 0 written, 1 the schedule was rejected, 2 bad input.
@@ -96,8 +95,8 @@ def lower_command(
         built = program.build(workers, order)
     graph, prescribed = built.graph, built.chosen_queues(order, queues)
     order = order or program.default_order
-    as_launched = policy in (None, built.policy) and prescribed is not None and tokens == 1 and not reuse
-    policy = policy or built.policy
+    as_launched = sync in (None, built.policy) and prescribed is not None and tokens == 1 and not reuse
+    policy = sync or built.policy
     mode = Mode.STATIC if prescribed is not None else Mode(queues or "ticket")
     ids = task_order(graph, "sequential" if prescribed is not None else order, workers=workers)
     with _timed("verify", seconds):

@@ -38,6 +38,10 @@ Queues = Annotated[
         help="ticket: a free worker takes the next task; static: dealt out. Default: ticket; decode: as it runs.",
     ),
 ]
+MODEL = "A built-in name, a config.json, its directory, or a GGUF file."
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="decode: sequences at once.")]
+Context = Annotated[int, typer.Option("--context", help="decode: tokens in each cache.")]
 WeightFormat = Annotated[
     str, typer.Option("--weight-format", help="decode: of the weight stream: 16-bit, compact, int8, fp8 or int4.")
 ]

@@ -40,7 +40,7 @@ from onewave.tiles.sim.trace import Trace
 class Program:
     """A program and the options that shape it, as text; build_program and check_options refuse those it does not read.
 
-    context, batch, weight_format: of a decode step, which is the one that the wave runs.
+    context, batch_size, weight_format: of a decode step, which is the one that the wave runs.
     """
 
     program: Annotated[
@@ -66,8 +66,8 @@ class Program:
     kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="attention, block. Default: as many as heads.")] = (
         None
     )
-    context: Annotated[int, typer.Option("--context", help="decode: tokens in the cache.")] = 4096
-    batch: Annotated[int, typer.Option("--batch", help="decode: sequences.")] = 1
+    context: options.Context = 512
+    batch_size: options.BatchSize = 1
     weight_format: options.WeightFormat = "compact"
 
     @property
@@ -106,7 +106,7 @@ class Program:
 
     def _dealt(self, sms: int) -> DealtStep:
         """Deal a model's decode step out as the engine does on a GPU with so many SMs."""
-        check_options("decode", self, ("dtype", "context", "batch", "weight_format"))
+        check_options("decode", self, ("dtype", "context", "batch_size", "weight_format"))
         [model] = exactly("decode", self.sizes or [], ("MODEL",))
         if self.dtype not in ("bf16", "fp16"):
             next = "Choose int8, fp8 or compact weights by --weight-format."
@@ -117,7 +117,7 @@ class Program:
             raise InvalidArgumentError(
                 "weight format", got=f"compact with {self.dtype}", allowed="compact with bf16", next=next
             )
-        step = DecodeStep(find_config(str(model)), self.batch, weight_format)
+        step = DecodeStep(find_config(str(model)), self.batch_size, weight_format)
         return deal_decode(step, workers=workers_for(step, available=sms), context=self.context)
 
     def _planned(self) -> Built:

@@ -24,8 +24,8 @@ class DecodeSearch:
     """Options of `search decode` alone."""
 
     workers: given.Workers = 132
-    batch: Annotated[int, typer.Option("--batch", help="decode: sequences.")] = 1
-    context: Annotated[int, typer.Option("--context", help="decode: tokens in the cache.")] = 512
+    batch_size: given.BatchSize = 1
+    context: given.Context = 512
     weight_format: given.WeightFormat = "compact"
     other_bits: Annotated[
         bool, typer.Option("--other-bits", help="decode: also plans that round otherwise than the wave's own.")
@@ -37,7 +37,7 @@ class DecodeSearch:
     ] = 0.3
     seed: Annotated[int, typer.Option("--seed", min=0, help="decode: of the search.")] = 0
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="DIR", help="decode: write the plans that are kept here.")
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="decode: write the plans that are kept here.")
     ] = None
 
     def run(self, sizes: list[str], time_limit: float, as_json: bool) -> None:
@@ -46,7 +46,7 @@ class DecodeSearch:
         check_time_limit(time_limit)
         weight_format = given.format_of(self.weight_format)
         asked = Asked(
-            step=DecodeStep(find_config(str(model)), self.batch, weight_format),
+            step=DecodeStep(find_config(str(model)), self.batch_size, weight_format),
             model=str(model),
             workers=self.workers,
             context=self.context,
@@ -68,7 +68,7 @@ class DecodeSearch:
         if as_json:
             print(json.dumps(_facts(result, names)))
         else:
-            _print(result, names, f"{model}, {self.batch} at once, {self.weight_format} weights")
+            _print(result, names, f"{model}, {self.batch_size} at once, {self.weight_format} weights")
 
 
 def _facts(result: PlanSearch, names: list[str]) -> dict[str, Any]:

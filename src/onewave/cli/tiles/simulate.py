@@ -14,7 +14,7 @@ from onewave.cli.output import amount, percent, show, table, write_file
 from onewave.cli.tiles import options as given
 from onewave.cli.tiles import tables
 from onewave.cli.tiles.programs import Built, Program, by_stage
-from onewave.models.llama_plan import DecodePlan
+from onewave.models.llama_plan import DealtStep
 from onewave.models.wave_prediction import kept_costs, predict_plan
 from onewave.tiles.graph.builders import DTYPES, cuts
 from onewave.tiles.graph.programs import parse_bytes, parse_tile, read_sizes
@@ -73,7 +73,8 @@ def simulate_command(
 
     Times are those of a model of an H200: 132 SMs that share 989 TFLOP/s and 4,650 GB/s of memory, 50 MB of L2 at 5,500
     GB/s, and 0.5 us on top of each task's work. --workers deals the same totals out to fewer or more. decode is the
-    plan that the engine launches, on the queues that it deals out, unless --order or --queues ask for others.
+    plan that the engine launches, on the queues that it deals out, unless --order or --queues ask for others; "a step"
+    is what `bench predict` says of it.
 
     Examples: simulate gemm 4096 4096 4096 --tile 128x128x64 --order grouped:8 --cache 50MB --workers 132;
     simulate decode llama-3.1-8b; simulate chain 1024 4096 4096 4096 --order row-by-row.
@@ -123,7 +124,7 @@ def simulate_command(
         "energy_mj": report.energy_mj,
         "flops": report.flops,
         "sync": sync,
-        "step_ms": None if planned is None else _step_ms(planned),
+        "predicted_ms": None if built.step is None or prescribed is None else _predicted_ms(built.step),
     }
     if as_json:
         print(json.dumps(facts))
@@ -211,9 +212,9 @@ def staircase_command(
     show(rows_of)
 
 
-def _step_ms(planned: DecodePlan) -> float:
-    """A plan's time on an H200, by costs fitted to a measured launch."""
-    return predict_plan(planned, kept_costs()).makespan * 1e-6
+def _predicted_ms(step: DealtStep) -> float:
+    """A step's time on an H200, by costs fitted to a measured launch, as `bench predict` says it."""
+    return predict_plan(step, kept_costs()).makespan * 1e-6
 
 
 def _refuse_beside_panels(call: typer.Context, more: tuple[str, ...] = ()) -> None:

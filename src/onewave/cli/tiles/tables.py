@@ -39,8 +39,8 @@ def print_simulation(facts: dict[str, Any]) -> None:
     span = f"{min(idle) / 1000:,.2f} to {max(idle) / 1000:,.2f} us a lane"
     head.add_row("idle", f"{percent(facts['idle']['share'])}, {span}")
     head.add_row("memory loads, stores", f"{amount(facts['loads_bytes'])}, {amount(facts['stores_bytes'])}")
-    if facts["step_ms"] is not None:
-        head.add_row("a step, by costs fitted on an H200", f"{facts['step_ms']:.4f} ms")
+    if facts["predicted_ms"] is not None:
+        head.add_row("a step, by costs fitted on an H200", f"{facts['predicted_ms']:.4f} ms")
     for bound in facts["bounds"]:
         if bound["applies"]:
             head.add_row(f"gap to {bound['name']}", f"{percent(bound['gap'])} over {amount(bound['value'])}")

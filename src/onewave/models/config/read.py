@@ -32,9 +32,10 @@ def builtin_config(name: str) -> ModelConfig:
 
 
 def find_config(model: str) -> ModelConfig:
-    """Read a configuration without weights. model: a built-in name, a config.json, or a directory that holds one.
+    """Read a configuration without weights. model: a built-in name, a config.json, its directory, or a GGUF file.
 
-    Loads no torch and fetches nothing. Raises ConfigError, UnsupportedError, InvalidArgumentError.
+    Fetches nothing, and loads no torch but for a GGUF file. Raises ConfigError, UnsupportedError, InvalidArgumentError,
+    WeightsError for a GGUF file that can't be read.
     """
     if model in builtin_names():
         return builtin_config(model)
@@ -43,7 +44,9 @@ def find_config(model: str) -> ModelConfig:
         return from_hf(read_json_object(path, ConfigError), source=str(path))
     if os.path.isdir(path):
         return _read_directory(path)
-    allowed = f"{', '.join(builtin_names())}, the path of a config.json, or a directory that holds one"
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        return load_config(ModelLocation("gguf", path, path.stem))
+    allowed = f"{', '.join(builtin_names())}, the path of a config.json, its directory, or a GGUF file"
     raise InvalidArgumentError("model", got=shown(model), allowed=allowed)
 
 

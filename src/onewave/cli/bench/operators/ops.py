@@ -45,7 +45,7 @@ def ops(
     ] = DEFAULT_ALIAS,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Sequences of the decode step.")] = 1,
     context: Annotated[int, typer.Option("--context", min=1, help="Keys a sequence attends to.")] = 512,
-    weight_format: Annotated[str, typer.Option("--weight-format", help="How a CPU keeps its matrices.")] = "Q4_1",
+    cpu_format: Annotated[str, typer.Option("--cpu-format", help="How a CPU keeps its matrices.")] = "Q4_1",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     reps: Reps = 20,
@@ -73,7 +73,7 @@ def ops(
     ] = False,
     host: Annotated[
         bool,
-        typer.Option("--host", help="How long the host takes for an eager call, beside PyTorch's; any device."),
+        typer.Option("--host-time", help="How long the host takes for an eager call, beside PyTorch's; any device."),
     ] = False,
     many: ManyRows,
     out: Results,
@@ -81,17 +81,20 @@ def ops(
     """Time each operator of a decode step on random operands that no cache holds, and the read ceiling beside them."""
     check_dtype(dtype)
     check_device(device)
+    if many.rows is None and options.chosen(call, ("weight_format",)):
+        raise InvalidArgumentError("--weight-format", got="no --rows", allowed="with --rows", next="Use --cpu-format.")
     if host:
-        given = options.chosen(
-            call, ("batch_size", "context", "weight_format", "shape", "causal", "logits", "counters")
-        )
+        of_steps = ("batch_size", "context", "cpu_format", "rows", "shape", "causal", "logits", "counters")
+        given = options.chosen(call, of_steps)
         if given:
-            raise InvalidArgumentError(", ".join(given), got="--host", allowed="--model, --dtype, --device, --reps")
+            raise InvalidArgumentError(
+                ", ".join(given), got="--host-time", allowed="--model, --dtype, --device, --reps"
+            )
         where, location, config, kind = _model(model, dtype, device)
         bench_host(names or [], config, location.name, where, kind, rounds=reps, out=out)
         return
     if many.rows is not None:
-        given = options.chosen(call, ("context", "weight_format", "causal", "logits", "counters"))
+        given = options.chosen(call, ("context", "cpu_format", "causal", "logits", "counters"))
         if names != ["linear"] or given:
             got = ", ".join(given) or ", ".join(names or ["no operator"])
             raise InvalidArgumentError("--rows", got=f"with {got}", allowed="linear alone, without options of a step")
@@ -141,15 +144,15 @@ def ops(
         if name not in (*OPERATORS, *KINDS):
             known = [*sorted({*OPERATORS, *KINDS, *ATTENTION_OPERATORS}), f"{FFN} or {LAYER} alone"]
             raise InvalidArgumentError("operator", got=shown(name), allowed=", ".join(known))
-    if weight_format not in FORMATS:
-        raise InvalidArgumentError("--weight-format", got=shown(weight_format), allowed=", ".join(FORMATS))
+    if cpu_format not in FORMATS:
+        raise InvalidArgumentError("--cpu-format", got=shown(cpu_format), allowed=", ".join(FORMATS))
     where, location, config, kind = _model(model, dtype, device)
     if "linear" in chosen and where.type == "cpu":
-        check_weight_format(config, weight_format)
+        check_weight_format(config, cpu_format)
     show_status("measuring the read ceiling")
     ceiling = read_bandwidth(where)
     plan = chain(
-        trials(config, where, kind, tokens=batch_size, context=context, weight_format=weight_format),
+        trials(config, where, kind, tokens=batch_size, context=context, weight_format=cpu_format),
         *(scaled_trials(name, config, where, kind, tokens=batch_size) for name in KINDS),
     )
     title = f"{location.name}, {name_of(kind)} on {where}, batch {batch_size}"
@@ -185,7 +188,7 @@ def _model(model: str, dtype: str, device: str) -> tuple[torch.device, sources.M
 
 def _refuse_step_options(call: typer.Context, operator: str) -> None:
     """Refuse what says a decode step's shapes where an operator has shapes of its own."""
-    given = options.chosen(call, ("model", "batch_size", "context", "weight_format"))
+    given = options.chosen(call, ("model", "batch_size", "context", "cpu_format"))
     if given:
         raise InvalidArgumentError(", ".join(given), got=operator, allowed="--shape, for shapes of its own")
 

@@ -30,10 +30,11 @@ class ManyRows:
             " 64,512,8192. Losses are printed last.",
         ),
     ] = None
-    tiles: Annotated[
+    weight_format: Annotated[
         str,
         typer.Option(
-            "--tiles", help="With --rows: also from the wave's tiles of this format, as prompts run; 16-bit: none."
+            "--weight-format",
+            help="With --rows: also from the wave's tiles of this format, as prompts run; 16-bit: none.",
         ),
     ] = "compact"
 
@@ -57,8 +58,8 @@ def bench_products(
 
     (name, config), (device, dtype) = model, where
     tokens = numbers("--rows", asked.rows or "", 1)
-    if asked.tiles not in WEIGHT_BYTES:
-        raise InvalidArgumentError("--tiles", got=shown(asked.tiles), allowed=", ".join(WEIGHT_BYTES))
+    if asked.weight_format not in WEIGHT_BYTES:
+        raise InvalidArgumentError("--weight-format", got=shown(asked.weight_format), allowed=", ".join(WEIGHT_BYTES))
     plan = [product_of_shape(config, *_sizes(text)) for text in shapes or []] or products_of(config)
     show_status("measuring the matmul ceiling")
     ceiling = matmul_rate(device)
@@ -67,7 +68,7 @@ def bench_products(
     table = Rows(out, device, title, *columns, left=2)
     results: list[ProductResult] = []
     found: list[dict[str, Any]] = []
-    setting = Setting(device, dtype, find_format(asked.tiles), sequences, rounds)
+    setting = Setting(device, dtype, find_format(asked.weight_format), sequences, rounds)
     for result in measure_products(plan, tokens, setting, show=show_status):
         line, rate = result.measurement(name, name_of(dtype), ceiling), result.teraflops_per_second
         cells = (
