@@ -84,9 +84,9 @@ def profile(
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="Predict for this GPU and measure nothing: H200, H100, A100, A40, ...")
     ] = None,
-    input_len: Annotated[str, typer.Option("--input-len", help="Tokens of prompts; several: 512,2048. 0: none.")] = (
-        "512,2048,8192"
-    ),
+    input_len: Annotated[
+        str, typer.Option("--input-len", "--tokens", help="Tokens of prompts; several: 512,2048. 0: none.")
+    ] = ("512,2048,8192"),
     batch_size: Annotated[str, typer.Option("--batch-size", help="Of decode steps; several: 1,8. 0: none.")] = "1,8",
     context: Annotated[int, typer.Option("--context", min=0, help="Tokens in each cache of a decode step.")] = 512,
     weight_format: given.WeightFormat = "compact",

@@ -17,7 +17,9 @@ from onewave.weights.fetch import sources
 def startup(
     asked: options.ModelOptions,
     *,
-    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Sequences that run together.")] = 1,
+    max_num_seqs: Annotated[
+        int, typer.Option("--max-num-seqs", "--batch-size", help="Sequences that run together.")
+    ] = 1,
     reps: Reps = 3,
     max_model_len: options.MaxModelLen = None,
     graphs: Annotated[

@@ -40,7 +40,7 @@ Queues = Annotated[
 ]
 MODEL = "A built-in name, a config.json, its directory, or a GGUF file."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)]
-BatchSize = Annotated[int, typer.Option("--batch-size", help="decode: sequences at once.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", "--batch", help="decode: sequences at once.")]
 Context = Annotated[int, typer.Option("--context", help="decode: tokens in each cache.")]
 WeightFormat = Annotated[
     str, typer.Option("--weight-format", help="decode: of the weight stream: 16-bit, compact, int8, fp8 or int4.")

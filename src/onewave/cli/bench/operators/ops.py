@@ -73,7 +73,9 @@ def ops(
     ] = False,
     host: Annotated[
         bool,
-        typer.Option("--host-time", help="How long the host takes for an eager call, beside PyTorch's; any device."),
+        typer.Option(
+            "--host-time", "--host", help="How long the host takes for an eager call, beside PyTorch's; any device."
+        ),
     ] = False,
     many: ManyRows,
     out: Results,

@@ -34,6 +34,7 @@ class ManyRows:
         str,
         typer.Option(
             "--weight-format",
+            "--tiles",
             help="With --rows: also from the wave's tiles of this format, as prompts run; 16-bit: none.",
         ),
     ] = "compact"
