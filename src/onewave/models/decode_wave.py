@@ -71,7 +71,7 @@ class DecodeWave:
         self._rows = torch.zeros(batch, config.hidden_size, dtype=model.dtype, device=model.device)
         self._numbers = torch.arange(batch, device=model.device)
         rows = None if self._table is None else self._rows
-        setup = attention_setup(model, head_groups(config, step.padded), rows)
+        setup = attention_setup(model, head_groups(step), rows)
         if stream.gains_apart:
             setup = replace(setup, gains=norm_gains(model))
         self.wave = Wave(stream, activation="silu", delays=delays, attention=setup)

@@ -183,17 +183,21 @@ def _check_supported(step: DecodeStep) -> None:
 def _tasks(step: DecodeStep, shape: TileShape) -> int:
     """Estimate the tasks of a step's products on NUM_SMS SMs."""
     found = 0
-    for operation in _operations(step, shape, head_groups(step.config, step.padded)).values():
-        if isinstance(operation, Operation) and operation.weight is not None:
-            share = cuts(operation.rows * operation.slices, shape.rows * NUM_SMS)
-            passing = passes(operation.cols, operation.slices, shape)
-            found += NUM_SMS * (cuts(share, shape.group) if passing else 1)
+    for product in _products(step, shape):
+        share = cuts(product.rows * product.slices, shape.rows * NUM_SMS)
+        passing = passes(product.cols, product.slices, shape)
+        found += NUM_SMS * (cuts(share, shape.group) if passing else 1)
     return found
 
 
-def head_groups(config: ModelConfig, padded: int, splits: int | None = None) -> HeadGroups:
-    """Group query heads for the attention of `padded` sequences, and choose merging tasks and, where they are not
-    given, splits."""
+def _products(step: DecodeStep, shape: TileShape) -> list[Operation]:
+    operations = _operations(step, shape, head_groups(step)).values()
+    return [each for each in operations if isinstance(each, Operation) and each.weight is not None]
+
+
+def head_groups(step: DecodeStep, splits: int | None = None) -> HeadGroups:
+    """Group query heads for a step's attention, and choose merging tasks and, where they are not given, splits."""
+    config, padded = step.config, step.padded
     one = HeadGroups(config.num_heads, config.num_kv_heads, config.head_dim, 1)
     splits = splits or min(MAX_SPLITS, max(1, _ATTENTION_TASKS // (one.count * padded)))
     merged = 1
@@ -247,12 +251,11 @@ def workers_for(step: DecodeStep, *, available: int) -> int:
     """
     _check_supported(step)
     check_workers(available)
-    config, padded, shape = step.config, step.padded, _shape(step)
-    available = min(available, -(-config.vocab_size // shape.rows))
-    if padded <= 2:
+    shape = _shape(step)
+    available = min(available, -(-step.config.vocab_size // shape.rows))
+    if step.padded <= 2:
         return available
-    products = [o for o in _operations(step, shape, head_groups(config, padded)).values() if isinstance(o, Operation)]
-    blocks = {o.rows // shape.rows * o.slices for o in products if o.weight is not None and not o.logits}
+    blocks = {each.rows // shape.rows * each.slices for each in _products(step, shape) if not each.logits}
     return fewest_workers(blocks, available)
 
 
@@ -350,7 +353,7 @@ def step_parts(
     UnsupportedError.
     """
     _check_supported(step)
-    groups, shape = head_groups(step.config, step.padded, splits), _shape(step, slices)
+    groups, shape = head_groups(step, splits), _shape(step, slices)
     return _operations(step, shape, groups, slices), shape, groups
 
 
@@ -378,7 +381,7 @@ def hand_offs(step: DecodeStep, *, context: int) -> int:
     combined or slices of K are reduced. context: tokens in each cache.
     """
     config = step.config
-    groups = head_groups(config, step.padded)
+    groups = head_groups(step)
     sliced = slices_of(config.hidden_size, config.intermediate_size, _shape(step)) > 1
     found = 0
     for window in config.layer_windows:

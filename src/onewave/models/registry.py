@@ -26,7 +26,7 @@ class Family:
 
     model_type: as config.json calls it. in_gguf: GGUF metadata calls it so too; Mistral's files say "llama".
     head_dim: when config.json has none; None means hidden_size / num_attention_heads. full_kv_heads: a config without
-    num_key_value_heads means one per query head (Llama 1 and 2). sliding_window: when config.json has none.
+    num_key_value_heads means one per query head (Llama 1 and 2).
     interleaved_gguf: GGUF files hold q and k rows with the two halves of a rotary pair side by side.
     """
 
@@ -38,7 +38,6 @@ class Family:
     qk_norm: bool = False
     head_dim: int | None = None
     full_kv_heads: bool = False
-    sliding_window: int = 4096
     interleaved_gguf: bool = False
 
     @property

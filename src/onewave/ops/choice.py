@@ -217,11 +217,9 @@ class Kept(dict[object, _T]):
         return found
 
 
-def empty_on_meta(shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Tensor:
-    """Return a tensor that is a shape, a dtype and strides alone. Raises ShapeError."""
+def empty_on_meta(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a tensor that is a shape and a dtype alone. Raises ShapeError."""
     whole = all(isinstance(size, Integral) and not isinstance(size, bool) and size >= 0 for size in shape)  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
     if not whole or math.prod(shape) > _MAX_ELEMENTS:
         raise ShapeError("explain: shape", got=shown(shape), allowed=f"whole numbers, a product up to {_MAX_ELEMENTS}")
-    if strides is None:
-        return torch.empty(tuple(shape), dtype=dtype, device="meta")
-    return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="meta")
+    return torch.empty(tuple(shape), dtype=dtype, device="meta")

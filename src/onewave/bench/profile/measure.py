@@ -53,10 +53,9 @@ class PromptOperands:
     config: ModelConfig
     tokens: int
     device: torch.device
-    dtype: torch.dtype = torch.bfloat16
 
     def _random(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self.device, dtype=self.dtype)
+        return torch.randn(shape, device=self.device, dtype=torch.bfloat16)
 
     def calls(self, part: Part) -> list[Callable[[], object]]:
         """Return one layer's calls of a part, on as many copies of its weights as the L2 cache can't hold."""

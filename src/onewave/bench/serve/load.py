@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from onewave.base.errors import OnewaveError
-from onewave.bench.clock import Summary, summarize
+from onewave.bench.clock import summarize
 from onewave.bench.ledger import Measurement
 from onewave.bench.serve.client import Endpoint, RequestFailed, to_json
 from onewave.bench.serve.workload import Conversation, Workload
@@ -154,11 +154,6 @@ class LevelResult:
 def percentile(samples: list[float], at: float) -> float:
     """Interpolated linearly; NaN of none."""
     return float(np.percentile(samples, at)) if samples else float("nan")
-
-
-def summary_of(samples: list[float]) -> Summary | None:
-    """Summarize the samples; None without any."""
-    return summarize(samples) if samples else None
 
 
 async def run_level(

@@ -25,9 +25,9 @@ class Fields:
         """Whether the key is there with a value other than null."""
         return self.values.get(key) is not None
 
-    def error(self, key: str, *, got: str, allowed: str | None = None, next: str | None = None) -> ConfigError:
+    def error(self, key: str, *, got: str, allowed: str | None = None) -> ConfigError:
         """Build the error for a key; the caller raises it."""
-        return ConfigError(f"{self.source}: {self.prefix}{key}", got=got, allowed=allowed, next=next)
+        return ConfigError(f"{self.source}: {self.prefix}{key}", got=got, allowed=allowed)
 
     def refuse(self, key: str, allowed: str) -> ConfigError:
         """Build the error for a value that is not allowed, or for a key that is missing."""
@@ -45,9 +45,9 @@ class Fields:
             raise self.refuse(key, f"a whole number from {minimum} to {maximum}")
         return value
 
-    def optional_integer(self, key: str, *, minimum: int = 1, maximum: int = LARGEST_INTEGER) -> int | None:
+    def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:
         """Return a whole number, or None when it is absent."""
-        return self.integer(key, minimum=minimum, maximum=maximum) if self.has(key) else None
+        return self.integer(key, minimum=minimum) if self.has(key) else None
 
     def number(self, key: str, *, above: float = 0.0) -> float:
         """Return a finite number greater than `above`, which must be there."""

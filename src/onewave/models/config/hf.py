@@ -14,6 +14,7 @@ ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 _ACTIVATIONS = ("silu", "swish")
 _MAX_LAYERS = 10_000
 _DEFAULT_THETA = 10_000.0
+_DEFAULT_WINDOW = 4096
 _DEFAULT_FULL_LAYERS = 28  # transformers' max_window_layers of Qwen2 and Qwen3
 
 
@@ -126,24 +127,23 @@ def _head_dim(fields: Fields, family: Family, hidden_size: int, num_heads: int) 
     return head_dim
 
 
+def _window(fields: Fields) -> int | None:
+    """The window of layers that slide, or None when the file says null."""
+    return fields.optional_integer("sliding_window") if "sliding_window" in fields.values else _DEFAULT_WINDOW
+
+
 def _layer_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | None, ...]:
     if family.windows is Windows.NONE:
         return (None,) * num_layers
     if family.windows is Windows.EVERY_LAYER:
-        window = fields.optional_integer("sliding_window")
-        if window is None and "sliding_window" not in fields.values:
-            window = family.sliding_window
+        window = _window(fields)
         sliding = _listed_layers(fields, num_layers)
         if sliding is not None and set(sliding) != {window is not None}:
             raise UnsupportedError(
                 f"{fields.source}: layer_types", got="differs from sliding_window", allowed="one kind for all layers"
             )
         return (window,) * num_layers
-    window = None
-    if fields.flag("use_sliding_window", default=False):
-        window = fields.optional_integer("sliding_window")
-        if window is None and "sliding_window" not in fields.values:
-            window = family.sliding_window
+    window = _window(fields) if fields.flag("use_sliding_window", default=False) else None
     sliding = _listed_layers(fields, num_layers)
     if sliding is None:
         first = fields.optional_integer("max_window_layers", minimum=0)

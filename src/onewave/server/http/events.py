@@ -59,8 +59,8 @@ async def until_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _R
     return await _beside_watch(request.receive, work)
 
 
-async def guarded(events: AsyncGenerator[bytes], end: bytes = DONE) -> AsyncGenerator[bytes]:
-    """Pass events on, then `end`; an error after the first one becomes an event, as the status has been sent."""
+async def guarded(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Pass events on, then DONE; an error after the first one becomes an event, as the status has been sent."""
     begun = False
     try:
         async with aclosing(events):
@@ -74,7 +74,7 @@ async def guarded(events: AsyncGenerator[bytes], end: bytes = DONE) -> AsyncGene
         if found.status == 500:
             _log.error("an answer was cut off: %s", found.message, exc_info=error)
         yield event(found.body())
-    yield end
+    yield DONE
 
 
 async def merged(sources: Sequence[AsyncGenerator[_Item]]) -> AsyncGenerator[tuple[int, _Item]]:

@@ -427,24 +427,14 @@ class StreamMatrix:
             yield first, self.stream.unpack(self, first, last) if kept is None else kept[first : first + whole]
 
 
-def pack_stream(
-    program: WaveProgram,
-    weights: Mapping[str, Weight],
-    device: torch.device,
-    *,
-    progress: Callable[[int], None] | None = None,
-) -> WeightStream:
+def pack_stream(program: WaveProgram, weights: Mapping[str, Weight], device: torch.device) -> WeightStream:
     """Pack all matrices of a program as they are, in a stream on `device`.
 
-    The matrices may lie on another device; packing holds about 256 MiB beside them and the stream. progress: called
-    with the number of tiles packed so far. Raises ShapeError.
+    The matrices may lie on another device; packing holds about 256 MiB beside them and the stream. Raises ShapeError.
     """
     stream = WeightStream(program, next(iter(weights.values())).matrices[0].dtype, device)
-    done = 0
     for name in stream.names:
-        done += stream.put(name, weights[name])
-        if progress is not None:
-            progress(done)
+        stream.put(name, weights[name])
     return stream
 
 
