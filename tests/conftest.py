@@ -63,13 +63,15 @@ def pytest_runtest_setup() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as slow the parameters that show no new pair of values, of a test marked `pairs`, or no new value, of one
-    marked `values`."""
+    marked `values`. Those that are slow already show nothing."""
     from kit.lanes import covering, going_round
 
+    parametrized = [item for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
     for mark, choose in (("pairs", covering), ("values", going_round)):
         cases: dict[tuple[Path, str], list[pytest.Function]] = defaultdict(list)
-        for item in items:
-            if isinstance(item, pytest.Function) and item.get_closest_marker(mark) and hasattr(item, "callspec"):
+        for item in parametrized:
+            marks = {marker.name for marker in item.iter_markers()}
+            if mark in marks and "slow" not in marks:
                 cases[item.path, item.originalname].append(item)
         for named in cases.values():
             kept = choose([tuple(map(repr, item.callspec.params.values())) for item in named])

@@ -29,36 +29,36 @@ def starts(*lengths: int) -> Tensor:
 @pytest.mark.values
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 192, 256])
-def test_packed_sequences_equal_each_alone_and_padded_bit_for_bit(head_dim: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_sequences_equal_each_alone_and_padded_bit_for_bit(
+    causal: bool, head_dim: int, dtype: torch.dtype
+) -> None:
     lengths = [1, 127, 640, 64, 0, 333]
     q = randn(sum(lengths), 8, head_dim, dtype=dtype)
     k, v = (randn(sum(lengths), 2, head_dim, seed=seed, dtype=dtype) for seed in (1, 2))
     cu = starts(*lengths)
-    for causal in (False, True):
-        out, lse = with_lse(q, k, v, cu, cu, 640, 640, causal=causal)
-        for first, n in zip(cu.tolist(), lengths, strict=False):
-            part = slice(first, first + n)
-            rows = [tensor[part].transpose(0, 1)[None] for tensor in (q, k, v)]
-            alone, alone_lse = with_lse(*rows, causal=causal)
-            assert torch.equal(out[part], alone[0].transpose(0, 1))
-            assert torch.equal(lse[:, part], alone_lse[0])
-            # With NaN beyond its end, hidden by a mask; top-left keeps the causal diagonal where it is.
-            padded = [
-                torch.full((1, tensor.shape[1], 700, head_dim), NAN, dtype=dtype, device="cuda") for tensor in rows
-            ]
-            for frame, tensor in zip(padded, rows, strict=True):
-                frame[:, :, :n] = tensor
-            seen = torch.arange(700, device="cuda") < n
-            # The portable kernel has biases; on Hopper auto may take another one for what has none.
-            portable, portable_lse = with_lse(*rows, causal=causal, backend="triton")
-            masked, masked_lse = with_lse(*padded, causal=causal, bias=seen, align="top-left")
-            assert torch.equal(masked[:, :, :n], portable)
-            assert torch.equal(masked_lse[:, :, :n], portable_lse)
-            if causal:
-                # Rows that follow see the padding, so it holds numbers.
-                longer, longer_lse = with_lse(*(x.nan_to_num(7.0) for x in padded), causal=True, align="top-left")
-                assert torch.equal(longer[:, :, :n], alone)
-                assert torch.equal(longer_lse[:, :, :n], alone_lse)
+    out, lse = with_lse(q, k, v, cu, cu, 640, 640, causal=causal)
+    for first, n in zip(cu.tolist(), lengths, strict=False):
+        part = slice(first, first + n)
+        rows = [tensor[part].transpose(0, 1)[None] for tensor in (q, k, v)]
+        alone, alone_lse = with_lse(*rows, causal=causal)
+        assert torch.equal(out[part], alone[0].transpose(0, 1))
+        assert torch.equal(lse[:, part], alone_lse[0])
+        # With NaN beyond its end, hidden by a mask; top-left keeps the causal diagonal where it is.
+        padded = [torch.full((1, tensor.shape[1], 700, head_dim), NAN, dtype=dtype, device="cuda") for tensor in rows]
+        for frame, tensor in zip(padded, rows, strict=True):
+            frame[:, :, :n] = tensor
+        seen = torch.arange(700, device="cuda") < n
+        # The portable kernel has biases; on Hopper auto may take another one for what has none.
+        portable, portable_lse = with_lse(*rows, causal=causal, backend="triton")
+        masked, masked_lse = with_lse(*padded, causal=causal, bias=seen, align="top-left")
+        assert torch.equal(masked[:, :, :n], portable)
+        assert torch.equal(masked_lse[:, :, :n], portable_lse)
+        if causal:
+            # Rows that follow see the padding, so it holds numbers.
+            longer, longer_lse = with_lse(*(x.nan_to_num(7.0) for x in padded), causal=True, align="top-left")
+            assert torch.equal(longer[:, :, :n], alone)
+            assert torch.equal(longer_lse[:, :, :n], alone_lse)
 
 
 def test_a_rows_bits_depend_neither_on_the_batch_nor_on_other_queries() -> None:

@@ -55,6 +55,7 @@ def check(*given: Any, **options: Any) -> None:
     assert not right.isnan().any()
 
 
+@pytest.mark.values
 @pytest.mark.parametrize("lengths", [[0], [1], [3000], [4096], [4096] * 16, RAGGED, ODD, [4096] * 100], ids=len)
 @pytest.mark.parametrize("dim", [128, 64, 80])
 def test_any_lengths_have_the_triton_kernels_bits(lengths: list[int], dim: int) -> None:
@@ -83,6 +84,7 @@ def test_of_a_rows_splits_all_but_the_last_may_be_empty(length: int, window: int
     check(*operands([length], heads=8, queries=queries), window=window)
 
 
+@pytest.mark.values
 @pytest.mark.parametrize("dim", [128, 64])
 @pytest.mark.parametrize("size", [8, 16, 64, 256, 512])
 def test_pages_have_the_bits_of_rows_in_one_piece(size: int, dim: int) -> None:
