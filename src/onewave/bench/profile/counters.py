@@ -11,7 +11,7 @@ import torch
 from onewave.base.errors import UnsupportedError
 from onewave.bench.clock import recorded
 from onewave.bench.counters import Counters, collect, counted
-from onewave.bench.profile.measure import PromptOperands, blank_step, step_of
+from onewave.bench.profile.measure import DecodeSteps, PromptOperands, step_of
 from onewave.models.config.read import find_config
 from onewave.models.profile import DECODE, PREFILL, STEP, Part, parts
 
@@ -65,9 +65,10 @@ def main(asked: Counted) -> None:
         for part in _parts(asked.model, tokens):
             once(operands.calls(part)[0])
             torch.cuda.empty_cache()
+    steps = DecodeSteps(asked.model, config, asked.context, asked.weights, device)
     for batch in asked.batches:
         # Bytes and hits are those of any weights; ncu runs all this once for each pass.
-        made = blank_step(asked.model, config, batch, asked.context, asked.weights, device)
+        made = steps.blank(batch)
         if made is None:
             raise UnsupportedError("--counters", got=f"{asked.model}, {batch} at once", allowed="steps of one wave")
         wave, step = step_of(made, batch, asked.context)

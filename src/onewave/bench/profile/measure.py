@@ -119,49 +119,45 @@ def measure_tile(
     return time_calls(calls, device, reps=reps).p50
 
 
-def runs_as_wave(model: str, config: ModelConfig, batch: int, device: torch.device) -> bool:
-    """Whether decode steps of `batch` sequences are measured: of a built-in model that runs as one wave here."""
-    return model in builtin_names() and unsuited(config, torch.bfloat16, device, batch) is None
+@dataclass(frozen=True)
+class DecodeSteps:
+    """Decode steps of a model with random weights. weights: a name of WEIGHT_BYTES. context: tokens in each cache."""
 
+    model: str
+    config: ModelConfig
+    context: int
+    weights: str
+    device: torch.device
 
-def load_step(
-    model: str, config: ModelConfig, batch: int, context: int, weights: str, device: torch.device
-) -> StreamedModel | None:
-    """Load a model with random weights for decode steps of `batch` sequences; None where runs_as_wave says no.
+    def are_measured(self, batch: int) -> bool:
+        """Whether those of `batch` sequences are: of a built-in model that runs as one wave here."""
+        return self.model in builtin_names() and unsuited(self.config, torch.bfloat16, self.device, batch) is None
 
-    weights: a name of WEIGHT_BYTES. context: tokens in each cache.
-    """
-    if not runs_as_wave(model, config, batch, device):
-        return None
-    how = _options(batch, context, weights, device)
-    return load_streamed(resolve(model, Settings.from_env(), load_format="dummy"), config, how)
+    def make_ready(self, batches: Sequence[int], pool: ProcessPoolExecutor | None) -> None:
+        """Plan and compile what measuring launches, in the pool's processes."""
+        for batch in batches:
+            make_ready(self.config, self._options(batch), [WaveCase(batch, self.context, traced=True)], pool)
 
+    def load(self, batch: int) -> StreamedModel | None:
+        """Load the model for `batch` sequences; None where they are not measured."""
+        if not self.are_measured(batch):
+            return None
+        location = resolve(self.model, Settings.from_env(), load_format="dummy")
+        return load_streamed(location, self.config, self._options(batch))
 
-def make_steps_ready(
-    config: ModelConfig, batches: Sequence[int], context: int, weights: str, device: torch.device,
-    pool: ProcessPoolExecutor | None,
-) -> None:  # fmt: skip
-    """Plan and compile what measuring decode steps launches, in the pool's processes; see load_step."""
-    for batch in batches:
-        make_ready(config, _options(batch, context, weights, device), [WaveCase(batch, context, traced=True)], pool)
+    def blank(self, batch: int) -> StreamedModel | None:
+        """Return load's model with all-zero weights, in no time: for measurements that do not depend on them."""
+        if not self.are_measured(batch):
+            return None
+        config, how = self.config, self._options(batch)
+        stream = WeightStream(program_of(config, how), how.dtype, self.device, how.weight_format)
+        return StreamedModel(sketch(config, stream, max_model_len=how.positions(config)), stream)
 
-
-def blank_step(
-    model: str, config: ModelConfig, batch: int, context: int, weights: str, device: torch.device
-) -> StreamedModel | None:
-    """Return load_step's model with all-zero weights, in no time: for measurements that do not depend on them."""
-    if not runs_as_wave(model, config, batch, device):
-        return None
-    how = _options(batch, context, weights, device)
-    stream = WeightStream(program_of(config, how), how.dtype, device, how.weight_format)
-    return StreamedModel(sketch(config, stream, max_model_len=how.positions(config)), stream)
-
-
-def _options(batch: int, context: int, weights: str, device: torch.device) -> LoadOptions:
-    return LoadOptions(
-        dtype=torch.bfloat16, device=device, max_num_seqs=batch, max_model_len=max(context + 1, 64),
-        load_format="dummy", weight_format=find_format(weights),
-    )  # fmt: skip
+    def _options(self, batch: int) -> LoadOptions:
+        return LoadOptions(
+            dtype=torch.bfloat16, device=self.device, max_num_seqs=batch, max_model_len=max(self.context + 1, 64),
+            load_format="dummy", weight_format=find_format(self.weights),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from onewave.base.gpus import GPU
     from onewave.bench.counters import Counters
     from onewave.bench.energy import BoardEnergy
-    from onewave.bench.profile.measure import MeasuredStep
+    from onewave.bench.profile.measure import DecodeSteps, MeasuredStep
     from onewave.models.config.model_config import ModelConfig
     from onewave.models.profile import Part, Verdict
 
@@ -142,19 +142,21 @@ def profile(
         # A step's takes seconds of a CPU.
         guesses = {} if pool is None else {case: pool.submit(predictor.seconds, *case) for case in cases}
         counted: dict[tuple[str, int, str], Counters] = {}
+        measured: DecodeSteps | None = None
         if device is not None:
             from onewave.bench.profile.counters import Counted, count
-            from onewave.bench.profile.measure import make_steps_ready, runs_as_wave
+            from onewave.bench.profile.measure import DecodeSteps
 
-            steps = [batch for batch in batches if runs_as_wave(model, config, batch, device)]
+            measured = DecodeSteps(model, config, context, weight_format, device)
+            steps = [batch for batch in batches if measured.are_measured(batch)]
             show_status("compiling for decode steps")
-            make_steps_ready(config, steps, context, weight_format, device, pool)
+            measured.make_ready(steps, pool)
             if counters and (prompts or steps):  # first, as they may be refused
                 show_status("reading counters")
                 counted = count(Counted(model, prompts, steps, context, weight_format), show=show_status)
         for case in cases:
             phase, rows_of, before = case
-            found = None if device is None else _measured(model, config, device, case, weight_format, reps, energy)
+            found = None if measured is None else _measured(measured, phase, rows_of, reps=reps, energy=energy)
             show_progress(f"predicting {phase} of {rows_of}")
             predicted = guesses[case].result() if case in guesses else predictor.seconds(*case)
             shown = len(rows)
@@ -223,35 +225,26 @@ def _processes(device: torch.device | None) -> AbstractContextManager[ProcessPoo
     return processes(PROCESSES)
 
 
-def _measured(
-    model: str,
-    config: ModelConfig,
-    device: torch.device,
-    case: tuple[str, int, int],
-    weight_format: str,
-    reps: int,
-    energy: bool,
-) -> MeasuredStep | None:
+def _measured(steps: DecodeSteps, phase: str, rows: int, *, reps: int, energy: bool) -> MeasuredStep | None:
     """Measure a prompt or a step; None for one that does not run as one wave."""
     import torch
 
-    from onewave.bench.profile.measure import MeasuredStep, load_step, measure_decode, measure_prompt
+    from onewave.bench.profile.measure import MeasuredStep, measure_decode, measure_prompt
     from onewave.engine.load.stopwatch import phases_told
     from onewave.models.profile import PREFILL
 
-    phase, rows, context = case
     if phase == PREFILL:
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(steps.device)
         show_status(f"measuring {phase} of {rows}")
-        return MeasuredStep(measure_prompt(config, rows, device, reps=reps), None)
+        return MeasuredStep(measure_prompt(steps.config, rows, steps.device, reps=reps), None)
     show_status(f"loading for {phase} of {rows}")
     with phases_told(show_status):
-        made = load_step(model, config, rows, context, weight_format, device)
+        made = steps.load(rows)
     if made is None:
         return None
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(steps.device)
     show_status(f"measuring {phase} of {rows}")
-    found = measure_decode(made, rows, context, reps=reps, energy=energy)
+    found = measure_decode(made, rows, steps.context, reps=reps, energy=energy)
     del made
     torch.cuda.empty_cache()
     return found
