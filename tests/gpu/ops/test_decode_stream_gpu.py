@@ -78,6 +78,35 @@ def test_masks_queries_and_splits_have_the_triton_kernels_bits(shape: dict[str, 
     check(*operands(RAGGED, **shape), **options)
 
 
+@pytest.mark.parametrize(
+    ("cache", "dtype", "dim", "lengths"),
+    [
+        (torch.int8, torch.bfloat16, 128, RAGGED),
+        (torch.int8, torch.float16, 80, [3000]),
+        (torch.float8_e4m3fn, torch.bfloat16, 128, ODD),
+        (torch.float8_e4m3fn, torch.float16, 128, [4096] * 100),
+        (torch.float8_e4m3fn, torch.bfloat16, 96, [4096]),
+    ],
+)
+def test_a_cache_in_8_bits_has_the_triton_kernels_bits(
+    cache: torch.dtype, dtype: torch.dtype, dim: int, lengths: list[int]
+) -> None:
+    q, k, v, seq_lens = operands(lengths, dim=dim, dtype=dtype)
+    k, v = ((each.float() * 40).nan_to_num(127).clamp(-128, 127).to(cache) for each in (k, v))
+    k_scale, v_scale = (torch.linspace(0.01, 0.03, 8, device="cuda") for _ in "kv")
+    check(q, k, v, seq_lens, k_scale=k_scale, v_scale=v_scale)
+    check(q, k, v, seq_lens, scale=0.001, window=300)
+
+
+def test_a_nan_in_8_bits_stays_one() -> None:
+    q, k, v, lengths = operands([130])
+    k, v = (torch.zeros(each.shape, device="cuda").to(torch.float8_e4m3fn) for each in (k, v))
+    v.view(torch.uint8)[0, 3, 129, 5] = 0x7F
+    for backend in ("triton", "gluon"):
+        out, _ = run(backend, q, k, v, lengths)
+        assert out.isnan().nonzero()[:, [1, 3]].tolist() == [[head, 5] for head in range(12, 16)]
+
+
 @pytest.mark.parametrize(("length", "window", "queries"), [(104, 40, 2), (65, 1, 2), (3000, 70, 4), (4096, 2000, 8)])
 def test_of_a_rows_splits_all_but_the_last_may_be_empty(length: int, window: int, queries: int) -> None:
     """One query of several sees keys that another does not."""

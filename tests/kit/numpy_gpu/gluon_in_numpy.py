@@ -41,6 +41,7 @@ from kit.numpy_gpu.numpy_memory import (
     step_numbers,
     unsigned_bytes,
     widened,
+    widened_pairs,
     wrapped,
 )
 from kit.numpy_gpu.numpy_shared import Shared
@@ -418,6 +419,7 @@ def _namespace(
             (gl.block, int(address), BYTES) for address in np.asarray(pointers)[np.asarray(wanted)]
         ),
         "widened": widened,
+        "widened_pairs": widened_pairs,
         "raised": raised,
         "nibbles": nibbles,
         "unsigned_bytes": unsigned_bytes,

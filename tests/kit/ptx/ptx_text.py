@@ -37,7 +37,12 @@ def _made(op: str, sources: list[np.ndarray]) -> np.ndarray:
     if op == "cvt.rn.f16x2.e4m3x2":
         pairs = np.ascontiguousarray(sources[0]).view(ml_dtypes.float8_e4m3fn).reshape(-1, 2)
         return pairs.astype(np.float16).view(np.uint32)[:, 0]
+    if op == "cvt.f32.f16":
+        return sources[0].view(np.float16).astype(np.float32).view(np.uint32)
     a, b = sources[:2]
+    if op == "cvt.rn.bf16x2.f32":
+        pairs = np.stack((b, a), -1).view(np.float32)
+        return np.ascontiguousarray(pairs.astype(ml_dtypes.bfloat16)).view(np.uint32)[:, 0]
     if op == "xor.b32":
         return a ^ b
     if op == "shr.u32":
@@ -50,15 +55,16 @@ def _made(op: str, sources: list[np.ndarray]) -> np.ndarray:
         return a == b
     if op == "selp.b32":
         return np.where(sources[2], a, b)
-    if op in ("add.rn.bf16x2", "add.rn.f16x2", "sub.rn.f16x2"):
-        kind = ml_dtypes.bfloat16 if op == "add.rn.bf16x2" else np.float16
+    if op in ("add.rn.bf16x2", "add.rn.f16x2", "sub.rn.bf16x2", "sub.rn.f16x2"):
+        kind = ml_dtypes.bfloat16 if op.endswith("bf16x2") else np.float16
         first, second = (np.ascontiguousarray(x).view(kind).astype(np.float64) for x in (a, b))
         return (first - second if op.startswith("sub") else first + second).astype(kind).view(np.uint32)
     if op == "add.rn.f32":
         return (np.ascontiguousarray(a).view(np.float32) + np.ascontiguousarray(b).view(np.float32)).view(np.uint32)
     if op == "lop3.b32":
-        assert (sources[3] == 0xEA).all()  # (a and b) or c
-        return a & b | sources[2]
+        table = int(sources[3].flat[0])
+        assert table in (0xEA, 0x6A), hex(table)  # (a and b) or c; (a and b) xor c
+        return a & b | sources[2] if table == 0xEA else a & b ^ sources[2]
     assert op == "prmt.b32", op
     selector = int(sources[2].flat[0])
     found = np.ascontiguousarray(np.stack((a, b), -1)).view(np.uint8)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.compiled import SHARED_A_BLOCK, reports_of
+from kit.compiled import SHARED_A_BLOCK, blocks_an_sm, reports_of
 from kit.processes import python
 
 TRITON, GLUON = reports_of("decode triton "), reports_of("decode gluon ")
@@ -113,6 +113,11 @@ def test_with_few_keys_the_next_launch_begins_beside_this_one(name: str) -> None
     assert 2 * (GLUON[name]["shared"] + 1024) <= SHARED_AN_SM
 
 
+@pytest.mark.parametrize("name", ["16 rows int8", "16 rows float8", "1 row float8", "256 rows float8 pages of 128"])
+def test_of_8_bits_two_programs_share_an_sm(name: str) -> None:
+    assert blocks_an_sm(GLUON[name]) == 2
+
+
 def test_keys_and_values_come_by_tma() -> None:
     # A copy for every 64 columns of keys and of values, and as many for each of the two tiles that are guessed; pages
     # of 16 keys: 4 times as many.
@@ -120,6 +125,7 @@ def test_keys_and_values_come_by_tma() -> None:
     assert GLUON["16 rows D64"]["copies"] == 3 * 2
     assert GLUON["16 rows mmha fp32 mask finished"]["copies"] == 4
     assert GLUON["16 rows pages of 16"]["copies"] == 16
+    assert GLUON["16 rows int8"]["copies"] == 3 * 2
 
 
 def test_a_tile_costs_three_barriers() -> None:

@@ -30,11 +30,13 @@ _ON_CPU = {
 
 @dataclass(frozen=True)
 class DecodeChoice(Choice):
-    """A launch on a GPU. rows, capacity: of the call; counted_in: see counted_in; row_keys: explain's row."""
+    """A launch on a GPU. rows, capacity: of the call; kv_itemsize: bytes of a cached number; counted_in: see
+    counted_in; row_keys: explain's row."""
 
     plan: DecodePlan
     rows: int
     capacity: int
+    kv_itemsize: int
     num_sms: int
     counted_in: int | None
     row_keys: int
@@ -47,13 +49,14 @@ class DecodeChoice(Choice):
     @property
     def num_shares(self) -> int:
         """Programs of a KV head, or of a tile of its query rows."""
-        return self.plan.shares(self.rows, self.num_sms)
+        return self.plan.shares(self.rows, self.num_sms, in_pairs=self.streams and self.kv_itemsize == 1)
 
     @property
     def tile(self) -> str:
         plan, warps, stages = self.plan, f"{self.plan.num_warps} warps", self.plan.num_stages
         if self.streams:
-            warps, stages = "4 warps and a loading one", stream_tile(self.rows, self.capacity, self.num_shares).stages
+            warps = "4 warps and a loading one"
+            stages = stream_tile(self.rows, self.capacity, self.num_shares, self.kv_itemsize).stages
         return f"{plan.block_m} query rows x {plan.block_n} keys x {plan.block_d}, {warps}, {stages} stages"
 
     @property
@@ -117,7 +120,7 @@ def _on_gpu(call: DecodeCall) -> DecodeChoice:
     kernel = "hopper/kernel.py: stream_kernel" if streams else "triton/split_kv.py: split_kv_kernel"
     return DecodeChoice(
         "gluon" if streams else "triton", "triton.launch", f"decode_attention/{kernel}", tuple(reasons),
-        plan, rows, call.capacity, device.num_sms, counted, call.capacity,
+        plan, rows, call.capacity, k.element_size(), device.num_sms, counted, call.capacity,
     )  # fmt: skip
 
 

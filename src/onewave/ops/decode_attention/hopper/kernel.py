@@ -24,6 +24,7 @@ Roofline: the bytes of keys and values, each read once.
 constexpr    meaning [unit] (allowed values); the others: split_kv.py
 STAGES       tiles of keys and values in shared memory (3, 4)
 FLIGHT       tiles under way, at most (up to STAGES)
+KV           numbers of the cache (0: 16 bits, 1: int8, 2: e4m3, which are widened in registers: widen.py)
 PAGE         keys of a page smaller than BLOCK_N (a divisor of it from 8 on; 0: none)
 LOADER       registers of a loading thread (a multiple of 8)
 GUESSES      whether the first tiles are asked for before the lengths are known (PAGING 0 and not FUSED)
@@ -40,7 +41,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra import cuda
 
 from onewave.gpu.ptx.hook import install
-from onewave.ops.decode_attention.hopper.load import load_tiles, next_place
+from onewave.ops.decode_attention.hopper.load import bytes_of_number, load_tiles, next_place
 from onewave.ops.decode_attention.hopper.merge import merged_by_lanes
 from onewave.ops.decode_attention.hopper.parts import (
     Call,
@@ -50,6 +51,7 @@ from onewave.ops.decode_attention.hopper.parts import (
     part_here,
     part_of_only_row,
 )
+from onewave.ops.decode_attention.hopper.widen import column_of_row, in_order, keys_of, operand, values_of
 from onewave.ops.decode_attention.triton.merge import finish, fold, store_output, store_stats
 from onewave.ops.decode_attention.triton.projection import projected_row, row_loads
 from onewave.ops.decode_attention.triton.shares import listed_keys, row_lengths
@@ -77,8 +79,8 @@ def consume(c):
     PER_LANE: gl.constexpr = 8
     ACROSS: gl.constexpr = BLOCK_D // PER_LANE
     MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[4, 1], instr_shape=[16, 8])
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    RIGHT: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
+    LEFT: gl.constexpr = operand(0, MMA, c.KV)
+    RIGHT: gl.constexpr = operand(1, MMA, c.KV)
     # Rows of queries and of outputs, 16 bytes a thread.
     ROWS_OF: gl.constexpr = gl.BlockedLayout([1, PER_LANE], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
     # The warps' maxima, each thread all four of its columns.
@@ -88,7 +90,7 @@ def consume(c):
     )  # fmt: skip
     OF_KEY: gl.constexpr = gl.SliceLayout(1, MMA)
     OF_ROW: gl.constexpr = gl.SliceLayout(0, MMA)
-    DTYPE: gl.constexpr = c.k_tiles.dtype
+    DTYPE: gl.constexpr = c.q.dtype.element_ty if c.KV else c.k_tiles.dtype
     extra: gl.constexpr = 1 if c.FUSED else 0
 
     query_rows = c.GROUP * c.num_queries
@@ -103,7 +105,7 @@ def consume(c):
     members = first_member + slots
     lane = gl.arange(0, BLOCK_N, layout=OF_KEY)
     lane_of_values = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LEFT))
-    dims = gl.arange(0, BLOCK_D, layout=OF_KEY)
+    dims = column_of_row(gl.arange(0, BLOCK_D, layout=OF_KEY), c)
     nothing = gl.full([BLOCK_M], _NEGATIVE_INFINITY, gl.float32, OF_ROW)
     none_of = gl.zeros([BLOCK_M], gl.float32, OF_ROW)
     one_each = none_of + 1.0
@@ -111,6 +113,10 @@ def consume(c):
     nowhere = gl.zeros([BLOCK_D, BLOCK_M], gl.float32, MMA)
 
     cuda.gdc_wait()
+    score_scale = c.scale_log2
+    if c.KV_SCALES:
+        score_scale *= gl.load(c.k_scale + kv_head)
+        v_scale = gl.load(c.v_scale + kv_head)
     if c.ROWS == 1:
         first_row, last_row, row_at = early_row, early_row, 0
         loads = row_loads(early_row.to(gl.int64), head, query, kv_head, dim, inside, in_head, c.head_dim, c)
@@ -163,10 +169,10 @@ def consume(c):
                 mask_at = row64 * c.stride_mask_row + (of_head * c.stride_mask_head)[None, :] + key[:, None]
                 added = gl.load(c.mask + mask_at, mask=(members < query_rows)[None, :] & present[:, None], other=0.0)
             mbarrier.wait(c.k_full.index(place), phase)
-            k = c.k_ring.index(place).load(LEFT)
-            scores = mma_v2(k, q_t, gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)) * c.scale_log2
+            k = keys_of(c, place, DTYPE, MMA)
+            scores = mma_v2(k, q_t, gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)) * score_scale
             mbarrier.wait(c.v_full.index(place), phase)
-            v_t = c.v_ring.index(place).permute((1, 0)).load(LEFT)
+            v_t = values_of(c, place, DTYPE, MMA)
             if c.HAS_SOFTCAP:
                 scores = c.softcap * (1.0 - 2.0 / (gl.exp2(scores / c.softcap * (2.0 * _LOG2E)) + 1.0))
             if c.HAS_MASK:
@@ -200,6 +206,8 @@ def consume(c):
             top = highest
             place, phase = next_place(place, phase, c.STAGES)
             if (start + BLOCK_N >= next_begin) & (split < last_here):
+                if c.KV_SCALES:
+                    acc *= v_scale
                 if partial:
                     store_output(partials + split, acc, slots, dims, c)
                 total = sum_over_warps(c, sums, OF_WARPS, OF_ROW)
@@ -221,6 +229,8 @@ def consume(c):
             every_keep, acc = gl.broadcast(keep[None, :], acc)
             acc = gl.fma(acc, every_keep, new[:, None] * rounded[None, :])
             top = highest
+        if c.KV_SCALES:
+            acc *= v_scale
         # Outputs are on their way to memory while the warps' sums are added up.
         if some & partial:
             store_output(partials + split, acc, slots, dims, c)
@@ -231,7 +241,7 @@ def consume(c):
             if not partial:
                 top, total, acc = fold(whole_top, whole_total, whole_acc, top, total, acc)
                 finish(
-                    gl.convert_layout(gl.permute(acc, (1, 0)), ROWS_OF),
+                    gl.convert_layout(gl.permute(in_order(acc, c), (1, 0)), ROWS_OF),
                     gl.convert_layout(top, gl.SliceLayout(1, ROWS_OF)),
                     gl.convert_layout(total, gl.SliceLayout(1, ROWS_OF)), row64, head, query, dim, inside,
                     c.head_dim, c,
@@ -296,9 +306,9 @@ def run(c, LOADER: gl.constexpr):
     ]
 )  # fmt: skip
 def stream_kernel(
-    k_tiles, v_tiles, num_rows, lengths, finished, table, sinks, mask, q, k, v, qkv, bias, qkv_scale, rotary, shift,
-    smooth, out, lse, part, stats, counters, num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size,
-    max_splits, window, half, scale_log2, softcap, out_scale, max_bound, min_bound, stride_q_row,
+    k_tiles, v_tiles, num_rows, lengths, finished, table, sinks, mask, q, k, v, k_scale, v_scale, qkv, bias, qkv_scale,
+    rotary, shift, smooth, out, lse, part, stats, counters, num_queries, num_heads, num_kv_heads, head_dim, capacity,
+    block_size, max_splits, window, half, scale_log2, softcap, out_scale, max_bound, min_bound, stride_q_row,
     stride_q_head, stride_q_query, stride_out_row, stride_out_head, stride_out_query, stride_k_block, stride_k_head,
     stride_k_key, stride_v_block, stride_v_head, stride_v_key, stride_mask_row, stride_mask_head, stride_table,
     GROUP: gl.constexpr, TILES: gl.constexpr, SPLIT: gl.constexpr, LOG_SMALLEST: gl.constexpr,
@@ -308,13 +318,16 @@ def stream_kernel(
     HAS_MASK: gl.constexpr, HAS_LSE: gl.constexpr, FUSED: gl.constexpr, HAS_FINISHED: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_QKV_SCALE: gl.constexpr, INTERLEAVED: gl.constexpr, IN_EIGHTS: gl.constexpr,
     HAS_SHIFT: gl.constexpr, HAS_SMOOTH: gl.constexpr, QUANTISED: gl.constexpr, HALF_AWAY: gl.constexpr,
-    ROWS: gl.constexpr, UNROLL: gl.constexpr, WIDE: gl.constexpr, LOADER: gl.constexpr,
+    ROWS: gl.constexpr, UNROLL: gl.constexpr, WIDE: gl.constexpr, KV: gl.constexpr,
+    KV_SCALES: gl.constexpr, LOADER: gl.constexpr,
 ):  # fmt: skip
     """One program: see the top of this file. Arguments: as split_kv_kernel's of the same names.
 
-    k_tiles, v_tiles: descriptors [blocks, kv_heads, block_size, head_dim] of boxes [1, 1, BLOCK_N, BLOCK_D].
+    k_tiles, v_tiles: descriptors [blocks, kv_heads, block_size, head_dim] of boxes [1, 1, BLOCK_N, BLOCK_D]. k_scale,
+    v_scale: None without KV_SCALES.
     """
-    RING: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    RING: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * bytes_of_number(KV), rank=2)
+    DTYPE: gl.constexpr = q.dtype.element_ty if KV else k_tiles.dtype
     k_ring = gl.allocate_shared_memory(k_tiles.dtype, [STAGES, BLOCK_N, BLOCK_D], RING)
     v_ring = gl.allocate_shared_memory(k_tiles.dtype, [STAGES, BLOCK_N, BLOCK_D], RING)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -326,7 +339,7 @@ def stream_kernel(
     tops = gl.allocate_shared_memory(gl.float32, [4, BLOCK_M], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     totals = gl.allocate_shared_memory(gl.float32, [4, BLOCK_M], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     folds = gl.allocate_shared_memory(gl.float32, [UNROLL, BLOCK_H, 4], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    weights = gl.allocate_shared_memory(k_tiles.dtype, [BLOCK_N, BLOCK_M], gl.SwizzledSharedLayout(8, 1, 1, [1, 0]))
+    weights = gl.allocate_shared_memory(DTYPE, [BLOCK_N, BLOCK_M], gl.SwizzledSharedLayout(8, 1, 1, [1, 0]))
     for i in gl.static_range(STAGES):
         mbarrier.init(empty.index(i), count=1)
         mbarrier.init(k_full.index(i), count=1)
@@ -338,15 +351,15 @@ def stream_kernel(
     # Not assigned to a name first: constants would become values.
     run(Call(
         k_tiles, v_tiles, k_ring, v_ring, k_full, v_full, empty, sure, tops, totals, folds, weights, num_rows, lengths,
-        finished, table, sinks, mask, q, k, v, qkv, bias, qkv_scale, rotary, shift, smooth, out, lse, part, stats,
-        counters, num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size, max_splits, window,
+        finished, table, sinks, mask, q, k, v, k_scale, v_scale, qkv, bias, qkv_scale, rotary, shift, smooth, out, lse,
+        part, stats, counters, num_queries, num_heads, num_kv_heads, head_dim, capacity, block_size, max_splits, window,
         half, scale_log2, softcap, out_scale, max_bound, min_bound, stride_q_row, stride_q_head, stride_q_query,
         stride_out_row, stride_out_head, stride_out_query, stride_k_block, stride_k_head, stride_k_key,
         stride_v_block, stride_v_head, stride_v_key, stride_mask_row, stride_mask_head, stride_table, GROUP,
         TILES, SPLIT, LOG_SMALLEST, LIMITS, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_H, STAGES, FLIGHT, PAGING, PAGE,
         ONE_QUERY, HAS_SOFTCAP, HAS_SINKS,
         HAS_MASK, HAS_LSE, FUSED, HAS_FINISHED, HAS_BIAS, HAS_QKV_SCALE, INTERLEAVED, IN_EIGHTS, HAS_SHIFT, HAS_SMOOTH,
-        QUANTISED, HALF_AWAY, ROWS, UNROLL, WIDE, GUESSES,
+        QUANTISED, HALF_AWAY, ROWS, UNROLL, WIDE, KV, KV_SCALES, GUESSES,
     ), LOADER)  # fmt: skip
 
 

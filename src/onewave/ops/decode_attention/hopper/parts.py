@@ -21,13 +21,13 @@ from onewave.wave.kernel.spin import prefetch_bytes
 
 class Call(namedtuple("Call", (
     "k_tiles v_tiles k_ring v_ring k_full v_full empty sure tops totals folds weights num_rows lengths finished table "
-    "sinks mask q k v qkv bias qkv_scale rotary shift smooth out lse part stats counters num_queries num_heads "
-    "num_kv_heads head_dim capacity block_size max_splits window half scale_log2 softcap out_scale max_bound "
+    "sinks mask q k v k_scale v_scale qkv bias qkv_scale rotary shift smooth out lse part stats counters num_queries "
+    "num_heads num_kv_heads head_dim capacity block_size max_splits window half scale_log2 softcap out_scale max_bound "
     "min_bound stride_q_row stride_q_head stride_q_query stride_out_row stride_out_head stride_out_query "
     "stride_k_block stride_k_head stride_k_key stride_v_block stride_v_head stride_v_key stride_mask_row "
     "stride_mask_head stride_table GROUP TILES SPLIT LOG_SMALLEST LIMITS BLOCK_M BLOCK_N BLOCK_D BLOCK_H STAGES FLIGHT "
     "PAGING PAGE ONE_QUERY HAS_SOFTCAP HAS_SINKS HAS_MASK HAS_LSE FUSED HAS_FINISHED HAS_BIAS HAS_QKV_SCALE "
-    "INTERLEAVED IN_EIGHTS HAS_SHIFT HAS_SMOOTH QUANTISED HALF_AWAY ROWS UNROLL WIDE GUESSES"
+    "INTERLEAVED IN_EIGHTS HAS_SHIFT HAS_SMOOTH QUANTISED HALF_AWAY ROWS UNROLL WIDE KV KV_SCALES GUESSES"
 ))):  # fmt: skip
     """Arguments by the kernel's names for them, its shared memory, and its constants.
 
@@ -96,7 +96,7 @@ def early_part(c):
 @gluon.jit
 def bring_nearer(c, row, begin, end):
     """Have the first tile of a row's keys and values from `begin` on, but none from `end` on, brought into the
-    L2 while the launch before ends: their columns in whole pieces of 64.
+    L2 while the launch before ends: their columns in whole pieces of 128 bytes.
 
     Lengths may yet change, and so may keys and values: L2 is where all SMs agree, and
     nothing is read before the wait but to know what to ask for.
@@ -104,13 +104,14 @@ def bring_nearer(c, row, begin, end):
     kv_head = (gl.program_id(1) // c.TILES).to(gl.int64)
     keys = c.k + (row.to(gl.int64) * c.stride_k_block + kv_head * c.stride_k_head)
     values = c.v + (row.to(gl.int64) * c.stride_v_block + kv_head * c.stride_v_head)
-    # A piece of 64 columns a thread, of a key and of a value.
-    PIECES: gl.constexpr = c.BLOCK_D // 64
+    # A piece a thread, of a key and of a value.
+    COLUMNS: gl.constexpr = 128 if c.KV else 64
+    PIECES: gl.constexpr = c.BLOCK_D // COLUMNS
     THREADS: gl.constexpr = gl.num_warps() * 32
     thread = gl.arange(0, THREADS, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     piece = thread % PIECES
     for at in gl.static_range(0, c.BLOCK_N * PIECES, THREADS):
         key = begin + (at + thread) // PIECES
-        wanted = (key < end) & (piece * 64 + 64 <= c.head_dim)
-        prefetch_bytes((keys + (key.to(gl.int64) * c.stride_k_key + piece * 64)).to(gl.int64), wanted, 128)
-        prefetch_bytes((values + (key.to(gl.int64) * c.stride_v_key + piece * 64)).to(gl.int64), wanted, 128)
+        wanted = (key < end) & (piece * COLUMNS + COLUMNS <= c.head_dim)
+        prefetch_bytes((keys + (key.to(gl.int64) * c.stride_k_key + piece * COLUMNS)).to(gl.int64), wanted, 128)
+        prefetch_bytes((values + (key.to(gl.int64) * c.stride_v_key + piece * COLUMNS)).to(gl.int64), wanted, 128)

@@ -10,7 +10,9 @@ from onewave.ops.decode_attention.triton.plan import MAX_ROWS_LOOKED_AT, DecodeP
 _ALIGNED_BYTES = 16
 _MAX_STRIDE = 1 << 39
 _DTYPES = (torch.float16, torch.bfloat16)
-_HEAD_DIMS = (64, 128)
+_BYTES = (torch.int8, torch.float8_e4m3fn)
+# Padded. Of 8 bits half a key's columns are a row of a product's operand, whose four warps have 64.
+_HEAD_DIMS = {2: (64, 128), 1: (128,)}
 # TMA's boxes of pages have whole rows of the 128-byte pattern in which shared memory repeats.
 _SMALLEST_PAGE = 8
 # They are the grid's second axis.
@@ -51,29 +53,34 @@ class StreamTile:
     loader: int = 40
 
 
-def stream_tile(rows: int, capacity: int, shares: int) -> StreamTile:
-    """The kernel's constants. shares: of plan.shares."""
+def stream_tile(rows: int, capacity: int, shares: int, kv_itemsize: int = 2) -> StreamTile:
+    """The kernel's constants. shares: of plan.shares. kv_itemsize: bytes of a cached number."""
     # Two tiles in flight keep the memory busy. With more, SMs of smaller GPCs end a tenth earlier and all wait for the
     # rest (docs/log/decode-attention.md). A third buffer holds the tile being worked on, and a fourth hides how long
     # that takes. A program with a few tiles does without: with three buffers the next launch's programs can begin
     # beside this one's.
     few = rows * capacity <= shares * _SHORT_ROW_KEYS
-    return StreamTile(3 if few else 4, 2, loader=next(registers for most, registers in _LOADER if rows <= most))
+    stages = 3 if few else 4
+    if kv_itemsize == 1:
+        # Tiles have half the bytes, and widening takes as long as loading them: two programs an SM share both.
+        stages = 6
+    return StreamTile(stages, 2, loader=next(registers for most, registers in _LOADER if rows <= most))
 
 
 def refusal(call: StreamCall, plan: DecodePlan) -> str | None:
     """Return why the kernel does not take a call, None if it does."""
     if call.capability[0] != 9:
         return f"sm_{call.capability[0]}{call.capability[1]}: needs sm_90"
-    if call.dtype not in _DTYPES or call.kv_dtype != call.dtype:
+    if call.dtype not in _DTYPES or call.kv_dtype not in (call.dtype, *_BYTES):
         names = (str(dtype).removeprefix("torch.") for dtype in (call.dtype, call.kv_dtype))
-        return "queries in {} and a cache in {}: needs both in the same 16 bits".format(*names)
-    if call.scaled:
-        return "scales of keys and values: takes none"
+        return "queries in {} and a cache in {}: needs both in the same 16 bits, or a cache in 8".format(*names)
+    if call.scaled and call.kv_dtype is call.dtype:
+        return "scales of keys and values in 16 bits: takes none"
     if call.packed:
         return "packed keys: needs [.., capacity, head_dim]"
-    if plan.block_d not in _HEAD_DIMS:
-        return f"head_dim padded to {plan.block_d}: needs 33 to 128"
+    if plan.block_d not in _HEAD_DIMS[call.kv_dtype.itemsize]:
+        smallest = _HEAD_DIMS[call.kv_dtype.itemsize][0] // 2 + 1
+        return f"head_dim padded to {plan.block_d}: needs {smallest} to 128"
     if plan.block_m > 8:
         return f"{plan.block_m} query rows a KV head: takes up to 8"
     if plan.num_kv_heads * plan.tiles > _MAX_KV_HEADS:

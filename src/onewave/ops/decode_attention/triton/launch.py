@@ -88,7 +88,7 @@ def run(call: DecodeCall, choice: DecodeChoice) -> tuple[Tensor, Tensor | None]:
     tensors = {name: seq_lens if tensor is None else tensor for name, tensor in tensors.items()}
     if streams:
         del constants["MANY"], constants["PDL"]
-        arguments = {**tensors, **numbers, **constants}
+        arguments = {**tensors, **numbers, **constants, "k_scale": k_scale, "v_scale": v_scale}
         load("decode_attention", "hopper.launch").launch_stream(call, choice, arguments)
         return out, lse
     packed = k_cache.ndim == 5

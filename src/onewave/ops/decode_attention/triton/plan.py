@@ -77,12 +77,15 @@ class DecodePlan:
         """unroll, for the kernel that Triton lays out."""
         return min(self.unroll, _MERGED_BY_TRITON)
 
-    def shares(self, rows: int, num_sms: int) -> int:
-        """Programs of a KV head (or of a tile of its query rows): the keys of all rows are shared among them."""
+    def shares(self, rows: int, num_sms: int, *, in_pairs: bool = False) -> int:
+        """Programs of a KV head (or of a tile of its query rows): the keys of all rows are shared among them.
+
+        in_pairs: whether an SM has two, however many rows there are.
+        """
         if rows > MAX_ROWS_LOOKED_AT:
             return rows
         # Where a program has little to do, two on an SM hide each other's beginning and end.
-        programs = num_sms * (2 if rows == 1 else 1)
+        programs = num_sms * (2 if rows == 1 or in_pairs else 1)
         # Without more than have a split: those that have none make the others slower.
         return min(rows * self.full_splits, max(1, programs // (self.num_kv_heads * self.tiles)))
 
