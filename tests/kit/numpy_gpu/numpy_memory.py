@@ -178,7 +178,7 @@ def _halves_of_bytes(words: Array, KV: int) -> np.ndarray:
 
 
 def widened_pairs(words: Array, DTYPE: Any, KV: int, NEIGHBOURS: int) -> tuple[Array, ...]:
-    """What decode attention's widen.widened_pairs says in PTX."""
+    """Widen as decode attention's widen.widened_pairs does in PTX."""
     raw = np.ascontiguousarray(words).view(np.int8).reshape(*words.shape[:-1], -1, 2, 2)  # two words, their bytes
     values = (raw if KV == 1 else raw.view(ml_dtypes.float8_e4m3fn)).astype(DTYPE)
     pairs = (values[..., half, :] if NEIGHBOURS else values[..., half] for half in range(2))

@@ -95,7 +95,7 @@ def test_a_program_asks_for_the_first_keys_of_its_next_row_and_for_nothing_else(
     else:  # heads inside tokens: the keys of a head do not lie side by side
         k, v = (randn(len(lengths), ROWS_OF_KEYS, 2, 32, seed=seed).transpose(1, 2) for seed in (1, 2))
     q = randn(len(lengths), 4, 1, 32, seed=0)
-    monkeypatch.setattr(DecodePlan, "shares", lambda *_: 1)
+    monkeypatch.setattr(DecodePlan, "shares", lambda *_, **__: 1)
     right = run(q, k, v, lengths, window=window)
     record = asked(ahead, at_once)
     assert torch.equal(run(q, k, v, lengths, window=window).nan_to_num(7), right.nan_to_num(7))
@@ -112,7 +112,7 @@ def test_a_program_asks_for_the_first_keys_of_its_next_row_and_for_nothing_else(
 
 def test_rows_that_one_program_has_alone_ask_for_nothing(asked, monkeypatch):
     k, v = (randn(3, 1, 256, 32, seed=seed) for seed in (1, 2))
-    monkeypatch.setattr(DecodePlan, "shares", lambda *_: 3)
+    monkeypatch.setattr(DecodePlan, "shares", lambda *_, **__: 3)
     record = asked(256, 8)
     run(randn(3, 2, 1, 32, seed=0), k, v, [256, 256, 256])
     assert record.pieces == []
@@ -127,7 +127,7 @@ def test_whoever_comes_last_merges_and_leaves_the_counters_at_zero(shares, monke
     monkeypatch.setattr(triton_impl, "counters", lambda *_: counters)
     # Numbers behind a row's partials are loaded, and must not count.
     monkeypatch.setattr(triton_impl, "scratch", lambda _, floats: torch.full((floats,), float("nan")))
-    monkeypatch.setattr(DecodePlan, "shares", lambda *_: shares)
+    monkeypatch.setattr(DecodePlan, "shares", lambda *_, **__: shares)
     first = run(q, k, v, lengths)
     assert not counters.any()
     assert torch.equal(run(q, k, v, lengths).nan_to_num(7), first.nan_to_num(7))

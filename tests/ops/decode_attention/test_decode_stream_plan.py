@@ -95,3 +95,13 @@ def test_explain_names_the_kernel_or_why_it_is_another() -> None:
         explain("decode_attention", *shapes, device="cuda:sm_80", dtype="bf16", backend="gluon")
     fused = explain("masked_multihead_attention", (16, 48, 128), shapes[1], device="cuda:sm_90", dtype="bf16")
     assert fused.backend == "gluon"
+
+
+def test_programs_over_8_bits_come_in_pairs_and_cut_equal_rows_no_more_often() -> None:
+    shapes = ((16, 32, 1, 128), (16, 8, 4096, 128))
+    wide, narrow = (
+        explain("decode_attention", *shapes, device="cuda:sm_90", dtype="bf16", kv_dtype=dtype).programs
+        for dtype in ("bf16", "fp8")
+    )
+    assert wide.startswith("16 shares x 8")
+    assert narrow.startswith("32 shares x 8")

@@ -29,7 +29,7 @@ def operand(number, mma, kv):
 
 @gluon.constexpr_function
 def int8_pair(to_float16, to) -> list[str]:
-    """Of z's lower byte of each half."""
+    """List instructions that widen the lower byte of each half of z."""
     if to_float16:  # (a & b) ^ c
         return ["mov.b32 y, 0x64806480;", "lop3.b32 x, z, 0x00ff00ff, 0x64806480, 0x6A;", f"sub.rn.f16x2 {to}, x, y;"]
     return [  # (a & b) | c
@@ -41,7 +41,7 @@ def int8_pair(to_float16, to) -> list[str]:
 
 @gluon.constexpr_function
 def float8_pair(to_float16, pair, to) -> list[str]:
-    """Of a pair of bytes."""
+    """List instructions that widen a pair of bytes."""
     if to_float16:
         return [f"cvt.rn.f16x2.e4m3x2 {to}, {pair};"]
     from_halves = ["mov.b32 {l, h}, x;", "cvt.f32.f16 f, l;", "cvt.f32.f16 g, h;", f"cvt.rn.bf16x2.f32 {to}, g, f;"]

@@ -80,14 +80,16 @@ class DecodePlan:
     def shares(self, rows: int, num_sms: int, *, in_pairs: bool = False) -> int:
         """Programs of a KV head (or of a tile of its query rows): the keys of all rows are shared among them.
 
-        in_pairs: whether an SM has two, however many rows there are.
+        in_pairs: whether an SM has two, however many rows there are: twice as many shares, so that rows of one length
+        are cut no more often than need be.
         """
         if rows > MAX_ROWS_LOOKED_AT:
             return rows
         # Where a program has little to do, two on an SM hide each other's beginning and end.
-        programs = num_sms * (2 if rows == 1 or in_pairs else 1)
+        programs = num_sms * (2 if rows == 1 else 1)
+        shares = max(1, programs // (self.num_kv_heads * self.tiles)) * (2 if in_pairs and rows > 1 else 1)
         # Without more than have a split: those that have none make the others slower.
-        return min(rows * self.full_splits, max(1, programs // (self.num_kv_heads * self.tiles)))
+        return min(rows * self.full_splits, shares)
 
     def rows_looked_at(self, rows: int) -> int:
         """The kernels' ROWS: the length of their list of rows."""
