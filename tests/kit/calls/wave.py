@@ -56,6 +56,7 @@ MODELS = {
     "1B": _1B,  # Llama 3.2
     "8B": _8B,  # Llama 3.1
     "3B": _config(3072, 8192, 24, 8, 128),  # Llama 3.2, whose sums over K are cut in slices
+    "1B of 3072": replace(_1B, intermediate_size=3072),  # whose rows fill one image of 4-bit weights, and not two
     "1B norms": replace(_1B, qk_norm=True),
     "1B groups of 8": replace(_1B, num_kv_heads=4),
     "1B groups of 1": replace(_1B, num_kv_heads=32),
@@ -208,6 +209,7 @@ STEPS = {
     "8B 1 row fp8": _step("8B", 1, weights="fp8"),
     "1B norms 16 rows fp8": _step("1B norms", 16, weights="fp8"),
     "1B 1 row int4": _step("1B", 1, weights="int4"),
+    "1B of 3072 1 row int4": _step("1B of 3072", 1, weights="int4"),  # a ring of 48 tiles
     "8B 1 row int4": _step("8B", 1, weights="int4"),
     "8B 2 rows int4 fp16": _step("8B", 2, weights="int4", dtype=torch.float16),
     "8B 8 rows int4 pages of 64": _step("8B", 8, weights="int4", page=64),

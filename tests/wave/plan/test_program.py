@@ -1,5 +1,6 @@
 """Programs, packing, refusals and the reports of stalled launches, without a GPU."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +15,7 @@ from onewave.base.errors import (
     VerificationError,
     WaveStalled,
 )
-from onewave.base.weight_formats import ROUNDINGS, WeightFormat
+from onewave.base.weight_formats import COMPACT_BYTES, NESTED, NIBBLES, ROUNDINGS, WeightFormat
 from onewave.models.llama_plan import DecodeStep, plan_decode
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.ffn.wave.plan import plan_ffn
@@ -25,7 +26,7 @@ from onewave.tiles.proof.verify import verify
 from onewave.wave.launch.launch import Wave
 from onewave.wave.launch.watch import HEADER_WORDS, RECORD_WORDS, stalls, watch_words
 from onewave.wave.plan.deal import Deal
-from onewave.wave.plan.layout import STEP_WORDS, TILE_BYTES, heads_bytes, tile_shape
+from onewave.wave.plan.layout import SHARED_BYTES, STEP_WORDS, TILE_BYTES, shared_bytes, tile_shape
 from onewave.wave.plan.operations import INPUT, AnyOperation, HeadGroups, Operation
 from onewave.wave.plan.pace import sooner
 from onewave.wave.plan.program import build_program
@@ -37,6 +38,7 @@ from onewave.wave.weights.pack import Weight, WeightStream, pack_stream
 INT8 = ROUNDINGS["int8"]
 
 CPU = torch.device("cpu")
+WEIGHT_BYTES = sorted({2, 1, COMPACT_BYTES, NESTED.weight_bytes, *(each.weight_bytes for each in NIBBLES.values())})
 
 
 def lowered(deal: Deal, workers: int, *, mode: Mode = Mode.STATIC) -> TaskTable:
@@ -49,12 +51,23 @@ def lowered(deal: Deal, workers: int, *, mode: Mode = Mode.STATIC) -> TaskTable:
 @pytest.mark.parametrize(("batch", "head_dim"), [(b, d) for d in (0, 32, 64, 128) for b in range(1, 17 if d else 65)])
 def test_every_shape_fits_shared_memory_with_a_ring_of_seven_tiles_or_more(batch: int, head_dim: int) -> None:
     shape = tile_shape(batch, head_dim=head_dim)
-    used = shape.ring * TILE_BYTES + shape.slots * shape.chunk_bytes + 512 * shape.batch + heads_bytes(head_dim)
-    assert used <= 227 * 1024 - 1024
     assert shape.ring >= 7
     assert batch <= shape.batch
     assert shape.width in (8, 16, 32, 64)
     assert shape.rows * shape.cols * 2 == TILE_BYTES
+
+
+@pytest.mark.parametrize(
+    "weight_bytes", {2, 1, COMPACT_BYTES, NESTED.weight_bytes, *(found.weight_bytes for found in NIBBLES.values())}
+)
+@pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 32])
+def test_the_ring_takes_what_is_left_of_shared_memory_and_no_more(batch: int, weight_bytes: float) -> None:
+    for images in (1, 2, 4)[: 1 if weight_bytes == 2 else 2 if weight_bytes >= 1 or batch > 8 else 3]:
+        for head_dim in (0, 32, 64, 128):
+            for columns in range(64, 16385, 704):
+                shape = tile_shape(batch, head_dim=head_dim, columns=columns, weight_bytes=weight_bytes, images=images)
+                more = replace(shape, ring=shape.ring + 1)
+                assert shared_bytes(shape, head_dim) <= SHARED_BYTES < shared_bytes(more, head_dim)
 
 
 @pytest.mark.parametrize("head_dim", [0, 64, 128])

@@ -45,8 +45,14 @@ POLLED_KEYS = 1024 * POLLED_SPLITS
 many workers then read keys, each of them faster, and the reader polls once."""
 PAGES = (16, 32, 64, 128, 256)
 """Keys of a page, where a cache is paged."""
-# Shared memory of an sm_90 thread block, and what barriers, records and small buffers take of it.
-_SHARED_BYTES, _SMALL_BYTES = 227 * 1024, 2304
+SHARED_BYTES = 227 * 1024
+"""Limit of an sm_90 thread block's shared memory."""
+# Bytes beside those that a plan decides: records, captures of the partitions, scratch, gaps up to 128 bytes.
+_SMALL_BYTES = 2048
+# Two barriers for each tile of the ring and each chunk of activations.
+_BARRIERS_BYTES = 16
+# Triton places what TMA swizzles at multiples of this.
+_ALIGNED_BYTES = 1024
 # Limit of the activations' shared memory: half the rest is a ring deep enough to ride out a hand-off. For 32 rows on
 # compact weights it is less, in shorter chunks, which leaves the ring one more tile.
 _X_BYTES, _X_BYTES_OF_32 = 64 * 1024, 48 * 1024
@@ -178,7 +184,10 @@ def tile_shape(
     # for a second partition.
     multipliers = group_of(padded) if of_32 else 1
     shape = TileShape(padded, rows, chunk // images, slots, 0, weight_bytes, images, held, multipliers)
-    return replace(shape, ring=_tiles_beside(slots * chunk_bytes + _SMALL_BYTES, padded, head_dim, shape.slot_bytes))
+    free = SHARED_BYTES - shared_bytes(shape, head_dim)
+    made = replace(shape, ring=free // (shape.slot_bytes + _BARRIERS_BYTES))
+    # A gap behind the ring may take the room of its last tile.
+    return made if shared_bytes(made, head_dim) <= SHARED_BYTES else replace(made, ring=made.ring - 1)
 
 
 def held_tiles(padded: int, head_dim: int, *, crowded: bool = False) -> int:
@@ -218,10 +227,13 @@ def group_of(padded: int) -> int:
     return 2 if padded in (16, 32) else max(1, min(4, 16 // padded))
 
 
-def _tiles_beside(taken: int, padded: int, head_dim: int, tile_bytes: int) -> int:
-    """Return the tiles that fit shared memory beside so many bytes, the results to hand off, and attention's."""
-    results = 2 * group_of(padded) * padded * 64 * 4 + heads_bytes(head_dim)
-    return (_SHARED_BYTES - taken - results) // tile_bytes
+def shared_bytes(shape: TileShape, head_dim: int) -> int:
+    """Bound from above the shared memory of the compiled kernel, in bytes. head_dim: as of tile_shape."""
+    tiles = -(-shape.ring * shape.tile_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+    lists = shape.ring * (shape.slot_bytes - shape.tile_bytes)
+    results = 2 * shape.group * shape.batch * 64 * 4
+    barriers = (shape.ring + shape.slots) * _BARRIERS_BYTES
+    return tiles + lists + shape.slots * shape.chunk_bytes + results + _heads_bytes(head_dim) + barriers + _SMALL_BYTES
 
 
 def _warps_bytes(head_dim: int) -> int:
@@ -229,7 +241,7 @@ def _warps_bytes(head_dim: int) -> int:
     return 8 * 8 * head_dim * 4
 
 
-def heads_bytes(head_dim: int) -> int:
+def _heads_bytes(head_dim: int) -> int:
     """Shared memory that attention takes (attend.attention_memory): queries, a new key and value, its scores, 8 warps'
     maxima and sums."""
     if head_dim == 0:
