@@ -349,17 +349,14 @@ class LLM:
 
     def prepare_chat(self, conversation: Conversation, params: SamplingParams, layout: ChatLayout) -> Job:
         """Lay one conversation out, encode and check it. Raises InvalidArgumentError, TokenizerError."""
-        tokenizer, variables = self.tokenizer, layout.variables()
-        if layout.tools and not tokenizer.reads_tools(**variables):
+        tokenizer = self.tokenizer
+        if layout.tools and not tokenizer.reads_tools(**layout.variables()):
             got, next = "a chat template that reads none", "Pass chat_template= for one that does."
             raise InvalidArgumentError("tools", got=got, next=next)
         if is_long(sum(len(str(message.get("content"))) for message in conversation), self.max_model_len):
-            text = tokenizer.render_chat(conversation, layout.add_generation_prompt, **variables)
+            text = tokenizer.render_chat(conversation, layout.add_generation_prompt, **layout.variables())
             check_length(tokenizer, text, self.max_model_len)
-        text, ids = tokenizer.lay_out_chat(
-            conversation, layout.add_generation_prompt, layout.continue_final_message, **variables
-        )
-        return self._checked(text, ids, params)
+        return self._checked(*tokenizer.lay_out_chat(conversation, layout), params)
 
     def _checked(self, text: str | None, ids: list[int], params: SamplingParams) -> Job:
         if len(ids) > self.max_model_len - 1:

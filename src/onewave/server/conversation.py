@@ -70,14 +70,8 @@ def _check_arguments(served: Served, function: Function) -> None:
 async def count_tokens(served: Served, talk: Talk) -> int:
     """The tokens of a conversation's prompt. Raises as turn_of."""
     messages, layout = with_tools(served, talk.messages, talk.tools, talk.layout)
-    found = await asyncio.to_thread(
-        served.tokenizer.lay_out_chat,
-        messages,
-        layout.add_generation_prompt,
-        layout.continue_final_message,
-        **layout.variables(),
-    )
-    return len(found[1])
+    _, ids = await asyncio.to_thread(served.tokenizer.lay_out_chat, messages, layout)
+    return len(ids)
 
 
 def with_tools(

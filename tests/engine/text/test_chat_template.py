@@ -19,9 +19,12 @@ from kit.models.tiny_tokenizers import (
 from kit.refusals import refused
 from onewave.base.errors import InvalidArgumentError, TokenizerError
 from onewave.engine.text import chat_template
+from onewave.engine.text.conversations import ChatLayout
 from onewave.engine.text.gguf_tokenizer import gguf_tokenizer_parts
 from onewave.engine.text.hf_tokenizer import hf_tokenizer_parts
 from onewave.engine.text.tokenizer import Tokenizer
+
+CONTINUED = ChatLayout(add_generation_prompt=False, continue_final_message=True)
 
 TALK: list[dict[str, Any]] = [
     {"role": "system", "content": "Answer in one word."},
@@ -226,14 +229,14 @@ def test_a_final_message_is_continued_as_in_transformers(name: str, said: str, t
 def test_the_last_text_part_of_a_final_message_is_continued() -> None:
     tokenizer = with_template("{% for m in messages %}<{% for p in m.content %}{{ p.text }}{% endfor %}>{% endfor %}")
     talk = [{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
-    assert tokenizer.lay_out_chat(talk, False, True)[0] == "<ab"
+    assert tokenizer.lay_out_chat(talk, CONTINUED)[0] == "<ab"
     assert tokenizer.apply_chat_template(talk, tokenize=False) == "<ab>"
 
 
 def test_a_final_message_that_the_template_writes_twice_is_continued_the_second_time() -> None:
     tokenizer = with_template("{% for m in messages %}{{ m.content }}#{{ m.content|trim }}<|im_end|>{% endfor %}")
     talk = [{"role": "assistant", "content": " é <|im_end|> "}]
-    text, ids = tokenizer.lay_out_chat(talk, False, True)
+    text, ids = tokenizer.lay_out_chat(talk, CONTINUED)
     assert text == " é <|im_end|> #é <|im_end|>"
     assert tokenizer.special_ids.isdisjoint(ids)
 
@@ -248,7 +251,7 @@ def test_a_final_message_that_the_template_writes_twice_is_continued_the_second_
 )
 def test_what_cannot_be_continued_is_refused(template: str, message: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"continue_final_message: a last message that {says}"):
-        with_template(template).lay_out_chat([message], False, True)
+        with_template(template).lay_out_chat([message], CONTINUED)
 
 
 def test_a_template_file_goes_before_the_config(tmp_path: Path) -> None:

@@ -169,7 +169,8 @@ class Tokenizer:
         message is encoded as the text it is. Raises InvalidArgumentError for malformed messages, TokenizerError for a
         missing template or one that fails.
         """
-        return self.lay_out_chat(messages, add_generation_prompt, **template_kwargs)[1]
+        layout = ChatLayout(add_generation_prompt=add_generation_prompt, chat_template_kwargs=template_kwargs)
+        return self.lay_out_chat(messages, layout)[1]
 
     def render_chat(
         self,
@@ -180,26 +181,18 @@ class Tokenizer:
         """The text that encode_chat encodes. Arguments and errors as there."""
         return self._template(template_kwargs).render(messages, add_generation_prompt, template_kwargs).text
 
-    def lay_out_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        **template_kwargs: Any,
-    ) -> tuple[str, list[int]]:
-        """Return the results of render_chat and encode_chat from one rendering. Arguments and errors as there.
-
-        continue_final_message: end where the last message's text ends.
-        """
+    def lay_out_chat(self, messages: Sequence[Mapping[str, Any]], layout: ChatLayout) -> tuple[str, list[int]]:
+        """Return the results of render_chat and encode_chat from one rendering. Messages and errors as there."""
         from onewave.engine.text.chat_encoding import encode_rendered
         from onewave.engine.text.open_end import cut_at, mark_end
 
-        template = self._template(template_kwargs)
-        if continue_final_message:
+        variables = layout.variables()
+        template = self._template(variables)
+        if layout.continue_final_message:
             messages, mark = mark_end(messages)
-            rendered = cut_at(template.render(messages, add_generation_prompt, template_kwargs), mark)
+            rendered = cut_at(template.render(messages, layout.add_generation_prompt, variables), mark)
         else:
-            rendered = template.render(messages, add_generation_prompt, template_kwargs)
+            rendered = template.render(messages, layout.add_generation_prompt, variables)
         try:
             ids = encode_rendered(self, rendered)
             return rendered.text, [*_missing(self._parts.chat_prefix_ids, ids), *ids]
@@ -232,7 +225,7 @@ class Tokenizer:
             chat_template=chat_template,
             chat_template_kwargs=variables,
         )
-        text, ids = self.lay_out_chat(conversation, add_generation_prompt, continue_final_message, **layout.variables())
+        text, ids = self.lay_out_chat(conversation, layout)
         return ids if tokenize else text
 
     def reads_tools(self, **template_kwargs: Any) -> bool:

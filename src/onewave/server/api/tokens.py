@@ -57,6 +57,4 @@ def _encode(served: Served, body: TokenizeRequest) -> list[int]:
         chat_template_kwargs=body.chat_template_kwargs,
     )
     messages, layout = with_tools(served, as_conversation(body.messages or []), body.tools or [], layout)
-    return served.tokenizer.lay_out_chat(
-        messages, layout.add_generation_prompt, layout.continue_final_message, **layout.variables()
-    )[1]
+    return served.tokenizer.lay_out_chat(messages, layout)[1]
