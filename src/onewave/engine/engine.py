@@ -249,6 +249,8 @@ class Engine:
         plan = self._scheduler.plan()
         self._num_preempted += len(plan.preempted)
         self._steps[plan.num_tokens] += 1
+        if not plan.chunks:
+            self._host.end("scheduler")
         # Surplus steps of a block's last owner may still be queued and write entries. They run before all that follows
         # on the same stream, and a sequence reads no entry of its own that it has not written: they are never read.
         if plan.copies:
@@ -258,7 +260,6 @@ class Engine:
         if plan.chunks:
             self._run_prompts(plan)
             return False
-        self._host.end("scheduler")
         ahead = self._runner.run_ahead if self._decode(plan) else 0
         self.tell_readers()
         self._host.end("readers")

@@ -107,8 +107,11 @@ class Sample:
         self._stop_begin: int | None = None
         # Without a reader or a stop string the text is made once, at the end.
         self._follows_text = detokenizer is not None and (request.streaming or bool(self._stops))
-        # Whether only its last token can end it.
-        self._simple = self.grammar is None and not self._stops
+        # Its own, as the newest tokens of all rows are appended one after another: tokens that end it, and the number
+        # up to which only those can; none where a grammar or stop strings can, too.
+        simple = self.grammar is None and not self._stops
+        self._ends, self._max_simple = request.end_ids, request.max_new_tokens if simple else 0
+        self._piece = detokenizer.push if detokenizer is not None and self._follows_text else None
         self._shown = self._shown_tokens = 0
 
     @property
@@ -122,11 +125,11 @@ class Sample:
 
     def append(self, token_id: int) -> None:
         """Take the next token; may end the sample."""
-        ids, request = self.token_ids, self.request
+        ids = self.token_ids
         ids.append(token_id)
-        if self._simple and token_id not in request.end_ids and len(ids) < request.max_new_tokens:
-            if self._follows_text and self._detokenizer is not None:
-                self._text.add(self._detokenizer.push((token_id,)))
+        if len(ids) < self._max_simple and token_id not in self._ends:
+            if self._piece is not None:
+                self._text.add(self._piece((token_id,)))
             return
         self._take(token_id)
         if self._stops:

@@ -39,9 +39,10 @@ class DecodeRows:
     A row that was preempted is fed the tokens that it has generated already, one a step as before, so that its cache
     gets the same bits; what is sampled for it meanwhile is not looked at.
 
-    slots, token_ids: int64 [rows] on the device; token_ids are the next step's input. coming: the positions of steps
-    ahead, see `_coming`. known: int64 [left, rows], what steps sample for rows that are fed known tokens, -1 for
-    others; None where there are none. left: steps until the rows have to be built again, None: any number.
+    slots, token_ids: int64 [rows] on the device; token_ids are the next step's input. coming: the positions of the next
+    _STEPS_AHEAD steps, int64 [steps, rows or one more], as adding one on the device would be a kernel a step. known:
+    int64 [left, rows], what steps sample for rows that are fed known tokens, -1 for others; None where there are none.
+    left: steps until the rows have to be built again, None: any number.
     """
 
     sequences: tuple[Scheduled, ...]
@@ -65,19 +66,19 @@ class DecodeRows:
                 sequence.replays = False
                 sample = sample_of(sequence)
                 sampler.begin(sequence.slot_now, sequence.prompt, sample.request.params, sample.token_ids)
-        # One transfer carries slots, positions, known tokens and old rows.
+        # One transfer carries slots, known tokens, old rows and positions. Each begins at a multiple of 16 bytes, as
+        # kernels are compiled for.
         old_row = {} if old is None else {sequence: row for row, sequence in enumerate(old.sequences)}
         ids = [_fed_next(sequence) for sequence in sequences]
-        columns = torch.tensor(
-            [
-                [sequence.slot_now for sequence in sequences],
-                [len(sequence.prompt) + sequence.launched - 1 for sequence in sequences],
-                ids,
-                [old_row.get(sequence, 0) for sequence in sequences],
-            ],
-            dtype=torch.int64,
-        ).to(device, non_blocking=True)
-        slots, positions, token_ids, from_row = (column.clone() for column in columns)
+        columns = torch.zeros(4, len(sequences) + len(sequences) % 2, dtype=torch.int64)
+        columns.numpy()[:, : len(sequences)] = (
+            [sequence.slot_now for sequence in sequences],
+            ids,
+            [old_row.get(sequence, 0) for sequence in sequences],
+            [len(sequence.prompt) + sequence.launched - 1 for sequence in sequences],
+        )
+        columns = columns.to(device, non_blocking=True)
+        slots, token_ids, from_row = columns[:3, : len(sequences)]
         if old is not None and -1 in ids:
             token_ids = torch.where(token_ids < 0, old.token_ids[from_row], token_ids)
         known, left = _known(sequences, device)
@@ -85,7 +86,8 @@ class DecodeRows:
             SamplerRow(each.slot_now, _KNOWN, 0, 0, ()) if each.replays else sampler_row(each) for each in sequences
         ]
         samples = [sample_of(each) for each in sequences]
-        return cls(sequences, slots, token_ids, _coming(positions), sampler.plan(rows), samples, known, left)
+        coming = columns[3] + torch.arange(_STEPS_AHEAD, device=device)[:, None]
+        return cls(sequences, slots, token_ids, coming, sampler.plan(rows), samples, known, left)
 
     @property
     def next(self) -> StepRows:
@@ -106,13 +108,6 @@ class DecodeRows:
     def are(self, sequences: tuple[Scheduled, ...]) -> bool:
         """Whether these rows still serve for a step of those sequences."""
         return self.sequences is sequences and (self.left is None or self.made < self.left)
-
-
-def _coming(positions: Tensor) -> Tensor:
-    """Positions of the next _STEPS_AHEAD steps, int64 [steps, rows or one more]: adding one on the device would be a
-    kernel a step. Rows are 16-byte aligned, as kernels are compiled for."""
-    even = torch.nn.functional.pad(positions, (0, len(positions) % 2))
-    return even + torch.arange(_STEPS_AHEAD, device=positions.device)[:, None]
 
 
 def _fed_next(sequence: Scheduled) -> int:

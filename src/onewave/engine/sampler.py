@@ -33,6 +33,9 @@ from onewave.ops.sampling import (
     uniforms,
 )
 
+# Batches whose parameters are kept on the device, each a few KB.
+_MAX_KEPT = 256
+_RowValues = tuple[float, int, float, float]
 # Uniform numbers are made and sent to the device for this many steps at once.
 _STEPS_PER_BLOCK = 64
 
@@ -90,6 +93,7 @@ class Sampler:
     def __init__(self, *, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self.num_slots, self.vocab_size, self.device = num_slots, vocab_size, device
         self._seen: tuple[Tensor, Tensor] | None = None
+        self._row_parameters: dict[tuple[_RowValues, ...], RowParameters | None] = {}
         if device.type == "cuda":
             compile_kernels(vocab_size, device)
 
@@ -122,6 +126,23 @@ class Sampler:
                 made[:] = 0
         return self._seen
 
+    def row_parameters(self, params: Sequence[SamplingParams]) -> RowParameters | None:
+        """Parameters of rows on the device, kept: they often are the last batch's, of other requests. None where all
+        are greedy."""
+        values = tuple(
+            [(0.0, 0, 1.0, 0.0) if p.is_greedy else (p.temperature, p.top_k, p.top_p, p.min_p) for p in params]
+        )
+        if values not in self._row_parameters:
+            temperature, top_k, top_p, min_p = zip(*values, strict=True)
+            if len(self._row_parameters) >= _MAX_KEPT:
+                self._row_parameters.clear()
+            self._row_parameters[values] = (
+                RowParameters.build(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, device=self.device)
+                if any(temperature)
+                else None
+            )
+        return self._row_parameters[values]
+
     def plan(self, rows: Sequence[SamplerRow]) -> SamplingPlan:
         """Prepare to sample these rows, in this order, from their current steps on."""
         return SamplingPlan(self, rows)
@@ -152,17 +173,7 @@ class SamplingPlan:
         self._num_logprobs: int | None = None
         if wanted:
             self._num_logprobs = sampler.vocab_size if -1 in wanted else max(wanted)
-        self._all_greedy = all(row.params.is_greedy for row in rows)
-        params = [row.params for row in rows]
-        self._parameters: RowParameters | None = None
-        if not self._all_greedy:
-            self._parameters = RowParameters.build(
-                temperature=[0.0 if p.is_greedy else p.temperature for p in params],
-                top_k=[p.top_k for p in params],
-                top_p=[p.top_p for p in params],
-                min_p=[p.min_p for p in params],
-                device=self._device,
-            )
+        self._parameters = sampler.row_parameters([row.params for row in rows])
         self._uniforms: Tensor | None = None
         self._uniforms_from = 0
         self._build_biases()

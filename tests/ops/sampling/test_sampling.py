@@ -21,6 +21,7 @@ from onewave.ops.sampling import (
     op,
     penalise,
     reference,
+    rows_without_numbers,
     sample,
     stream_key,
     token_logprobs,
@@ -332,3 +333,13 @@ def test_a_compiler_that_watches_sees_the_operators_of_the_same_tokens() -> None
     uniform = torch.from_numpy(uniforms([9], [0], 3)[0])
     watched = torch.compile(lambda some: sample(some, uniform, given), backend="eager")
     assert watched(logits).tolist() == sample(logits, uniform, given).tolist()
+
+
+@pytest.mark.parametrize("rows", [5, 100])
+def test_rows_without_numbers_are_found_among_few_and_many(rows: int) -> None:
+    highest = torch.randn(rows, 4)
+    assert rows_without_numbers(highest) == []
+    highest[0, 1:] = -torch.inf  # a part of a vocabulary that is ruled out
+    assert rows_without_numbers(highest) == []
+    highest[1, 3], highest[2, 0], highest[4] = torch.nan, torch.inf, -torch.inf
+    assert rows_without_numbers(highest) == [1, 2, 4]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 HOST_PARTS: tuple[str, ...] = ("scheduler", "launch", "sampling", "detokenising", "readers")
-"""Parts of the host's work on a decode step: its plan; the model's launches, and copies of what they give; sampling's
-launches; tokens handed to their samples and made text; readers told."""
+"""Parts of the host's work on a decode step: its plan; the model's launches, and copies of what they read and give;
+sampling's launches; tokens handed to their samples and made text; readers told."""
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,10 @@ class IncrementalDetokenizer:
 class _ByteReader:
     """The way for vocabularies that spell bytes."""
 
+    __slots__ = ("_ascii", "_at_start", "_owes_prompt", "_pieces", "_skip", "_utf8", "_waits")
+
     def __init__(self, pieces: PieceTable, prompt_ids: Sequence[int], skip: frozenset[int]):
-        self._pieces = pieces
+        self._pieces, self._ascii = pieces, pieces.ascii
         self._skip = skip
         self._utf8 = IncrementalDecoder("replace")
         tail = b""
@@ -82,11 +84,11 @@ class _ByteReader:
         self._waits = self._at_start or self._owes_prompt
 
     def push(self, ids: Sequence[int]) -> str:
-        pieces, skip = self._pieces, self._skip
-        if len(ids) == 1 and not self._waits and ids[0] not in skip:
-            text = pieces.ascii.get(ids[0])
+        if len(ids) == 1 and not self._waits and ids[0] not in self._skip:
+            text = self._ascii.get(ids[0])
             if text is not None:
                 return text  # by far the most, and a fourth of the time
+        pieces, skip = self._pieces, self._skip
         if self._at_start:
             ids = [token_id for token_id in ids if token_id not in skip]
             self._at_start = not ids or pieces.strips_before(ids[0])

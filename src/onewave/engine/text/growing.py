@@ -8,6 +8,8 @@ class GrowingText:
     """A text that grows piece by piece, in one thread, and is read in others. A piece copies no more than the newest
     part, however long the text is."""
 
+    __slots__ = ("_newest", "_older")
+
     def __init__(self) -> None:
         # Where the newest part begins, and the part; one value, as a reader may come at any time.
         self._newest = (0, "")

@@ -83,15 +83,16 @@ async def _chunks(
 ) -> AsyncGenerator[bytes]:
     choices = [_Choices(served, body, turn, i) for i, turn in enumerate(turns)]
     newest: dict[int, RequestOutput] = {}
+    include_usage, usage_in_chunks = body.include_usage, body.usage_in_chunks
+    usage: dict[str, Any] = {"usage": None} if include_usage else {}
     async with aclosing(merged([steps(served, turn) for turn in turns])) as found:
         async for i, step in found:
             newest[i] = _without_unasked(body, step.result)
-            usage: dict[str, Any] = {"usage": None} if body.include_usage else {}
-            if body.usage_in_chunks:
+            if usage_in_chunks:
                 usage = {"usage": usage_of(*newest.values())}
             for choice in choices[i].of(step):
                 yield event({**head, "choices": [choice], **usage})
-    if body.include_usage:
+    if include_usage:
         yield event({**head, "choices": [], "usage": usage_of(*newest.values())})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import sys
@@ -25,9 +26,10 @@ def serve(served: Served, listening: socket.socket) -> None:
     """Serve on a bound socket until SIGTERM or Ctrl-C, then let what runs end, and free the model."""
     options = served.options
     set_up(as_json=options.log_json)
-    # The engine's thread waits so long for this one at most, where both have Python to run (5 ms by default: longer
-    # than many models' steps).
-    sys.setswitchinterval(0.0005)
+    # The engine's thread waits so long for this one where both have Python to run: at each launch, and whatever else
+    # lets go of Python's lock, some twenty times a step (5 ms by default: longer than many models' steps).
+    sys.setswitchinterval(0.0001)
+    gc.freeze()  # what has been loaded stays: collections need not look at it, while neither thread runs Python
     config = uvicorn.Config(
         make_app(served),
         http=Connection.with_limits(options),
