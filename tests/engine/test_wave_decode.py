@@ -85,8 +85,6 @@ def test_a_step_that_is_wrong_anywhere_fails_the_self_check(model: Llama, broken
 
 
 def test_what_does_not_suit_the_wave_is_refused_by_name(model: Llama) -> None:
-    with pytest.raises(UnsupportedError, match="up to 16 sequences"):
-        WaveDecoder(model, 17)
     with pytest.raises(UnsupportedError, match="compute capability"):
         WaveDecoder(model, 1)
 
@@ -280,12 +278,12 @@ def test_a_broken_checkpoint_is_no_reason_to_decode_otherwise(
 
 
 def test_what_does_not_suit_is_known_before_anything_is_loaded(gpu: list[str], tmp_path: Path) -> None:
-    assert unsuited(BASE, torch.float16, GPU, 16) is None
-    assert "up to 16" in str(unsuited(BASE, torch.float16, GPU, 17))
-    assert "float32" in str(unsuited(BASE, torch.float32, GPU, 1))
+    assert unsuited(BASE, how(tmp_path, device=GPU, max_num_seqs=16)) is None
+    assert "up to 16" in str(unsuited(BASE, how(tmp_path, device=GPU, max_num_seqs=17)))
+    assert "float32" in str(unsuited(BASE, how(tmp_path, device=GPU, dtype=torch.float32)))
     with pytest.raises(UnsupportedError, match="up to 16"):
         load_wave(LOCATION, BASE, how(tmp_path, max_num_seqs=17))
-    assert unsuited(replace(BASE, hidden_size=2112), torch.float16, GPU, 16) is None
+    assert unsuited(replace(BASE, hidden_size=2112), how(tmp_path, device=GPU, max_num_seqs=16)) is None
     assert gpu == []
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from onewave.base.errors import UnsupportedError
 from onewave.base.weight_formats import Rounding
+from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.self_check import self_check
 from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import StepRows
@@ -35,7 +36,6 @@ class WaveDecoder:
     def __init__(self, model: Llama, max_num_seqs: int, *, stream: WeightStream | None = None):
         from onewave.models.decode_wave import DecodeWave
 
-        check_suited(model.config, model.dtype, model.device, max_num_seqs, model.kv_format.dtype)
         self._wave, self._stream, self._rows = (
             DecodeWave(model, batch=max_num_seqs, stream=stream),
             stream,
@@ -75,41 +75,22 @@ class WaveDecoder:
         return torch.cat([self._wave(*part) for part in rows.split(self._rows)])
 
 
-def unsuited(
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_num_seqs: int,
-    kv_dtype: torch.dtype | None = None,
-) -> str | None:
-    """Why a model can't decode as one wave here, before anything is loaded; None if it can. kv_dtype: of the cache;
-    None: the model's."""
+def unsuited(config: ModelConfig, options: LoadOptions) -> str | None:
+    """Why a model can't decode as one wave here, before anything is loaded; None if it can."""
     from onewave.models.llama_plan import unsupported_because
     from onewave.wave.launch.checks import BYTE_HEADS
     from onewave.wave.launch.launch import runs_here
 
-    reason = unsupported_because(config, max_num_seqs)
+    reason = unsupported_because(config, options.max_num_seqs)
     if reason is not None:
         return reason
-    if not runs_here(device):
-        return f"{device} has not compute capability 9.0"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"{dtype}; bfloat16 or float16 run as one wave"
-    if kv_dtype not in (None, dtype) and config.head_dim not in BYTE_HEADS:
+    if not runs_here(options.device):
+        return f"{options.device} has not compute capability 9.0"
+    if options.dtype not in (torch.bfloat16, torch.float16):
+        return f"{options.dtype}; bfloat16 or float16 run as one wave"
+    if options.kv_dtype not in (None, options.dtype) and config.head_dim not in BYTE_HEADS:
         return f"head_dim {config.head_dim} with a KV cache in 8 bits; {BYTE_HEADS} run as one wave"
     with suppress(ModuleNotFoundError):
         if find_spec("triton.experimental.gluon") is not None:
             return None
     return "this Triton has no Gluon"
-
-
-def check_suited(
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_num_seqs: int,
-    kv_dtype: torch.dtype | None = None,
-) -> None:
-    reason = unsuited(config, dtype, device, max_num_seqs, kv_dtype)
-    if reason is not None:
-        raise UnsupportedError("decode wave", got=reason, next='Use decode="graph".')

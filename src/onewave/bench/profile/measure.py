@@ -131,7 +131,7 @@ class DecodeSteps:
 
     def are_measured(self, batch: int) -> bool:
         """Whether those of `batch` sequences are: of a built-in model that runs as one wave here."""
-        return self.model in builtin_names() and unsuited(self.config, torch.bfloat16, self.device, batch) is None
+        return self.model in builtin_names() and unsuited(self.config, self._options(batch)) is None
 
     def make_ready(self, batches: Sequence[int], pool: ProcessPoolExecutor | None) -> None:
         """Plan and compile what measuring launches, in the pool's processes."""

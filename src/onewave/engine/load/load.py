@@ -71,7 +71,7 @@ def load(
         elif decode == "auto" and asks_for_scaled(location, options):
             reason = "the checkpoint asks for activations in 8 bits, which decode='wave' keeps in 16"
         if decode == "auto" and reason is None:
-            reason = unsuited(config, options.dtype, options.device, options.max_num_seqs, options.kv_dtype)
+            reason = unsuited(config, options)
             if reason is None and not options.launches_pay:
                 reason = f"a step would take {options.launches} launches; graphs take all rows at once"
         if reason is None:

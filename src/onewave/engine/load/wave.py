@@ -20,7 +20,7 @@ from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import load_program, program_path, save_program
 from onewave.engine.load.rounding_cost import sample_logits, say_cost
 from onewave.engine.load.streamed import StreamedModel, layer_matrices, stream_model
-from onewave.engine.wave_decode import WaveDecoder, check_suited
+from onewave.engine.wave_decode import WaveDecoder, unsuited
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import workers_for
@@ -38,7 +38,9 @@ def load_wave(location: ModelLocation, config: ModelConfig, options: LoadOptions
 
     Raises what load_model and WaveDecoder raise.
     """
-    check_suited(config, options.dtype, options.device, options.max_num_seqs, options.kv_dtype)
+    reason = unsuited(config, options)
+    if reason is not None:
+        raise UnsupportedError("decode wave", got=reason, next='Use decode="graph".')
     # Kernels are launched on the current device, which need not be the model's.
     with torch.cuda.device(options.device) if options.device.type == "cuda" else nullcontext():
         kept = _kept(location, config, options)
