@@ -91,8 +91,8 @@ def pack_ids(ids: Sequence[int], *, vocab_size: int, tokenizer_size: int) -> arr
         raise InvalidArgumentError("prompt", got="empty (no tokens)", next="Give some text, or token ids.")
     with suppress(OverflowError):  # of an id beyond 32 bits
         packed = array("i", ids)
-        words = np.frombuffer(packed, dtype=np.int32)
-        if words.min() >= 0 and words.max() < vocab_size:
+        words = np.frombuffer(packed, dtype=np.uint32)  # in which an id below 0 is a large one
+        if words.item(words.argmax()) < vocab_size:
             return packed
     token_id = next(each for each in ids if not 0 <= each < vocab_size)
     larger = f"The tokenizer ({tokenizer_size} tokens) is larger than the model; name the model's own."
