@@ -314,6 +314,9 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
     B: gl.constexpr = gl.DotOperandLayout(1, ACC, 2)
     BLOCK: gl.constexpr = XW * KW
     HALF: gl.constexpr = tiles_of_block(STORED) // 2
+    # Where the ring has one tile more than a block, keys' slots are freed first: the next block comes sooner
+    # (docs/log/wave-attention.md, "Keys' slots freed before values'").
+    APART: gl.constexpr = c.S <= 2 * HALF + 1
     blocks = whole_blocks(begin, end)
     rest = begin + blocks * BLOCK
     at = rest
@@ -367,7 +370,7 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
         if (rest >= end) & (blocks > 0):
             k_words = from_ring(ring, tile, LK, key_rows(STORED, XW), KW, c)
             v_words = from_ring(ring, tile + HALF, LV, value_rows(STORED, XW), KW, c)
-            release_keys(ring, tile, c)
+            release_keys(ring, tile, 2 * HALF, c)
             tile += 2 * HALF
             at = begin
             coming = begin + BLOCK
@@ -385,6 +388,8 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
         if c.STREAMS:
             if coming < rest:
                 k_words = from_ring(ring, tile, LK, key_rows(STORED, XW), KW, c)
+                if APART:
+                    release_keys(ring, tile, HALF, c)
         else:
             k_words = load_keys(rows, pages, coming, rest, PLACE.KEYS, KW, LK, c)
         score = gl.where(number < left, score, float("-inf"))
@@ -400,7 +405,10 @@ def attend_keys(step, site, task, memory, ring, tile, xs, c):
         if c.STREAMS:
             if coming < rest:
                 v_words = from_ring(ring, tile + HALF, LV, value_rows(STORED, XW), KW, c)
-                release_keys(ring, tile, c)
+                if APART:
+                    release_keys(ring, tile + HALF, HALF, c)
+                else:
+                    release_keys(ring, tile, 2 * HALF, c)
                 tile += 2 * HALF
         else:
             v_words = load_keys(rows, pages, coming, rest, PLACE.VALUES, KW, LV, c)

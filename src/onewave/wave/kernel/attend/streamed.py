@@ -218,10 +218,10 @@ def tile_from_ring(ring, tile, ROWS: gl.constexpr, c):
 
 
 @gluon.jit
-def release_keys(ring, tile, c):
-    """Free the slots of a block once its keys and values are in registers. tile: number of the first tile."""
+def release_keys(ring, tile, TILES: gl.constexpr, c):
+    """Free the slots of so many tiles once their keys and values are in registers. tile: number of the first tile."""
     fence_async_shared()
     gl.thread_barrier()
-    for at in gl.static_range(tiles_of_block(stored_dim(c.D, c.KV))):
+    for at in gl.static_range(TILES):
         mbarrier.arrive(ring.empty.index((tile + at) % c.S), count=1)
     gl.thread_barrier()
