@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import groupby
 from queue import SimpleQueue
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -91,10 +91,9 @@ def open_parts(
     store, layout = _open(location, config, options, scaled=scaled)
     try:
         check_tensors(store, config, layout)
+        parts = ModelParts(store, layout, config, options, packed=packed, scaled=scaled)
         if device.type == "cpu":
-            _check_room(location, config, store, layout, dtype, packed=packed or scaled)
-        interleaved = layout is GGUF and FAMILIES[config.family].interleaved_gguf
-        parts = ModelParts(store, config, layout, dtype, device, packed=packed, scaled=scaled, interleaved=interleaved)
+            parts.check_room(location)
         try:
             yield parts
         except OutOfReachError:
@@ -150,30 +149,11 @@ def _say_dequantised(types: set[str], options: LoadOptions) -> None:
         _log.warning("%s weights become %s: a GPU holds them dequantised", ", ".join(sorted(types)), kind)
 
 
-def _check_room(
-    location: ModelLocation,
-    config: ModelConfig,
-    store: WeightStore,
-    layout: Layout,
-    dtype: torch.dtype,
-    *,
-    packed: bool,
-) -> None:
-    """Raises CapacityError where the weights alone take more memory than there is: the kernel would end the process
-    without a word."""
-    room, needed = available_bytes(), 0
-    for name, tensor in store.tensors.items():
-        if name == layout.head and config.tie_word_embeddings and layout.embedding in store.tensors:
-            continue
-        dense = math.prod(tensor.shape) * dtype.itemsize
-        # Packed ones keep their own format where the kernels read it.
-        needed += min(dense, tensor.nbytes) if packed else dense
-    if room is not None and needed > room:
-        raise CapacityError(
-            f"weights of {location.name}",
-            got=f"at least {needed / 2**30:.1f} GiB on a CPU with {room / 2**30:.1f} GiB of memory left",
-            next="Use a smaller model or dtype.",
-        )
+class _Piece(NamedTuple):
+    """A stored tensor. rows: those to take, in order; None takes them as they are."""
+
+    name: str
+    rows: NDArray[np.int64] | None = None
 
 
 class ModelParts:
@@ -182,24 +162,40 @@ class ModelParts:
     def __init__(
         self,
         store: WeightStore,
-        config: ModelConfig,
         layout: Layout,
-        dtype: torch.dtype,
-        device: torch.device,
+        config: ModelConfig,
+        options: LoadOptions,
         *,
         packed: bool,
         scaled: bool,
-        interleaved: bool,
     ):
-        self._store, self._config, self._layout = store, config, layout
-        self._dtype, self._device, self._packed, self._scaled = dtype, device, packed, scaled
+        self._store, self._layout, self._config = store, layout, config
+        self._dtype, self._device, self._packed, self._scaled = options.dtype, options.device, packed, scaled
         self._parts = layer_part_shapes(config)
-        # Rows to take, in order; None takes them as they are.
-        self._q_rows = _half_split_rows(config, config.num_heads) if interleaved else None
-        self._k_rows = _half_split_rows(config, config.num_kv_heads) if interleaved else None
+        self._rows: dict[str, NDArray[np.int64]] = {}
+        if layout is GGUF and FAMILIES[config.family].interleaved_gguf:
+            q, k = (_half_split_rows(config, heads) for heads in (config.num_heads, config.num_kv_heads))
+            self._rows = {"q": q, "k": k, "q_bias": q, "k_bias": k}
         self._group_formats: dict[str, GroupFormat | None] = {}
         # Tensors on the GPU, each with its lowest and highest weight there: reading those would wait for the GPU.
         self._unread: list[tuple[str, tuple[Tensor, Tensor]]] = []
+
+    def check_room(self, location: ModelLocation) -> None:
+        """Raise CapacityError where the weights alone take more memory than there is: the kernel would end the process
+        without a word."""
+        room, needed, stored = available_bytes(), 0, self._store.tensors
+        for name, tensor in stored.items():
+            if name == self._layout.head and self._config.tie_word_embeddings and self._layout.embedding in stored:
+                continue
+            dense = math.prod(tensor.shape) * self._dtype.itemsize
+            # Packed ones keep their own format where the kernels read it.
+            needed += min(dense, tensor.nbytes) if self._packed or self._scaled else dense
+        if room is not None and needed > room:
+            raise CapacityError(
+                f"weights of {location.name}",
+                got=f"at least {needed / 2**30:.1f} GiB on a CPU with {room / 2**30:.1f} GiB of memory left",
+                next="Use a smaller model or dtype.",
+            )
 
     def check_read(self) -> None:
         """Raise WeightsError for weights on the GPU that are not finite, among what was built so far."""
@@ -216,54 +212,55 @@ class ModelParts:
 
     def matrix(self, index: int, name: str) -> LinearWeight:
         """Build one matrix of a layer: qkv, o, gate_up or down."""
-        rows = (self._q_rows, self._k_rows, None) if name == "qkv" else (None, None, None)
-        return self._matrix([self._layout.part(index, part) for part in _MATRICES[name]], rows)
+        return self._matrix(self._pieces(index, name))
 
     def group_formats(self, index: int | None, name: str) -> list[GroupFormat | None]:
         """The number format of each piece of a layer's matrix, or of the head's table or the embedding (index None);
         None for one that is not quantised in groups. One tensor of each of the file's types is read for it."""
-        for piece in self._pieces(index, name):
-            kind = self._store.tensors[piece].dtype
+        pieces = self._pieces(index, name)
+        kinds = [self._store.tensors[piece.name].dtype for piece in pieces]
+        for kind, piece in zip(kinds, pieces, strict=True):
             if kind not in self._group_formats:
-                matrix = self._store.load_grouped(piece)
+                matrix = self._store.load_grouped(piece.name)
                 found = matrix is not None and matrix.columns is None
                 self._group_formats[kind] = matrix.format if matrix is not None and found else None
-        return [self._group_formats[self._store.tensors[piece].dtype] for piece in self._pieces(index, name)]
+        return [self._group_formats[kind] for kind in kinds]
 
     def stored_types(self, index: int | None, name: str) -> set[str]:
         """The file's types of a matrix's pieces, likewise."""
-        return {self._store.tensors[piece].dtype for piece in self._pieces(index, name)}
+        return {self._store.tensors[piece.name].dtype for piece in self._pieces(index, name)}
 
     def grouped(self, index: int | None, name: str) -> list[GroupedMatrix]:
         """Read the pieces of a matrix, quantised as they are, with their rows in the decoder's order."""
-        rows = (self._q_rows, self._k_rows, None) if name == "qkv" else (None, None)
         found: list[GroupedMatrix] = []
-        for piece, order in zip(self._pieces(index, name), rows, strict=False):
-            matrix = self._store.load_grouped(piece)
+        for piece in self._pieces(index, name):
+            matrix = self._store.load_grouped(piece.name)
             if matrix is None or not matrix.is_finite:
-                self._refuse(piece, "scales or minima that are no finite numbers", "finite weights")
-            found.append(matrix if order is None else matrix.select(order))
+                self._refuse(piece.name, "scales or minima that are no finite numbers", "finite weights")
+            found.append(matrix if piece.rows is None else matrix.select(piece.rows))
         return found
 
     def head_table(self) -> LinearWeight:
         """Build the head, which may be the embedding's table."""
         return self._matrix(self._pieces(None, "head"))
 
-    def _pieces(self, index: int | None, name: str) -> list[str]:
+    def _pieces(self, index: int | None, name: str) -> list[_Piece]:
         if index is None:
-            return self._tables[:1] if self.tied or name == "embedding" else [self._layout.head]
-        return [self._layout.part(index, part) for part in _MATRICES[name]]
+            return [_Piece(self._tables[0] if name == "embedding" or self.tied else self._layout.head)]
+        return [self._piece(index, part) for part in _MATRICES[name]]
+
+    def _piece(self, index: int, part: str) -> _Piece:
+        return _Piece(self._layout.part(index, part), self._rows.get(part))
 
     def vectors(self, index: int) -> dict[str, Any]:
         """Build what a layer has beside its matrices: norms and biases by their names in LayerWeights."""
 
-        def vector(*parts: str, rows: Sequence[NDArray[np.int64] | None] = (None, None, None)) -> Tensor | None:
-            names = [self._layout.part(index, part) for part in parts]
-            return self._dense(names, rows) if parts[0] in self._parts else None
+        def vector(*parts: str) -> Tensor | None:
+            return self._dense([self._piece(index, part) for part in parts]) if parts[0] in self._parts else None
 
         return {
             "input_norm": vector("input_norm"),
-            "qkv_bias": vector("q_bias", "k_bias", "v_bias", rows=(self._q_rows, self._k_rows, None)),
+            "qkv_bias": vector("q_bias", "k_bias", "v_bias"),
             "q_norm": vector("q_norm"),
             "k_norm": vector("k_norm"),
             "o_bias": vector("o_bias"),
@@ -274,7 +271,7 @@ class ModelParts:
 
     def norm(self) -> Tensor:
         """Build the last norm's weight."""
-        return self._dense([self._layout.norm])
+        return self._dense([_Piece(self._layout.norm)])
 
     def tables(self) -> tuple[Tensor | PackedWeight, LinearWeight]:
         """Build (embedding, head): one object when they are tied."""
@@ -293,11 +290,11 @@ class ModelParts:
 
     def embedding(self) -> Tensor | PackedWeight:
         """Build the embedding."""
-        return self._unscaled(self._tables[:1])
+        return self._unscaled(self._pieces(None, "embedding"))
 
     def head(self) -> LinearWeight:
         """Build the head of a model without tied tables."""
-        return self._matrix([self._layout.head])
+        return self._matrix([_Piece(self._layout.head)])
 
     @property
     def _tables(self) -> list[str]:
@@ -307,41 +304,38 @@ class ModelParts:
         one, other = self._load(first), self._load(second)
         return one.dtype == other.dtype and torch.equal(one, other)
 
-    def _matrix(self, names: list[str], rows: Sequence[NDArray[np.int64] | None] = (None, None, None)) -> LinearWeight:
+    def _matrix(self, pieces: list[_Piece]) -> LinearWeight:
         """Stack the rows of 2-D tensors into one weight."""
-        made = self._scaled_matrix(names, rows) if self._scaled else None
-        return self._unscaled(names, rows) if made is None else made
+        made = self._scaled_matrix(pieces) if self._scaled else None
+        return self._unscaled(pieces) if made is None else made
 
-    def _unscaled(
-        self, names: list[str], rows: Sequence[NDArray[np.int64] | None] = (None, None, None)
-    ) -> Tensor | PackedWeight:
+    def _unscaled(self, pieces: list[_Piece]) -> Tensor | PackedWeight:
         if not self._packed:
-            return self._dense(names, rows)
-        stored = [self._stored(name, order) for name, order in zip(names, rows, strict=False)]
-        pieces: list[PackedWeight] = []
-        # Neighbours of one format are one piece.
-        for key, run in groupby(range(len(names)), lambda number: _kind_of(stored[number])):
+            return self._dense(pieces)
+        stored = [self._stored(piece) for piece in pieces]
+        found: list[PackedWeight] = []
+        # Neighbours of one format are one weight.
+        for key, run in groupby(range(len(pieces)), lambda number: _kind_of(stored[number])):
             numbers = list(run)
             if key is None:
-                pieces.append(self._dense_piece([names[i] for i in numbers], [rows[i] for i in numbers]))
+                found.append(self._packed_dense([pieces[i] for i in numbers]))
             else:
-                pieces.append(pack(_stacked([block for i in numbers if (block := stored[i]) is not None])))
-        return stack(pieces)
+                found.append(pack(_stacked([block for i in numbers if (block := stored[i]) is not None])))
+        return stack(found)
 
-    def _scaled_matrix(self, names: list[str], rows: Sequence[NDArray[np.int64] | None]) -> ScaledMatrix | None:
+    def _scaled_matrix(self, pieces: list[_Piece]) -> ScaledMatrix | None:
         """Stack the rows of 8-bit tensors whose activations are quantised; None where any is something else."""
-        if not all(self._store.tensors[name].dtype.startswith(("int8", "fp8")) for name in names):
+        if not all(self._store.tensors[piece.name].dtype.startswith(("int8", "fp8")) for piece in pieces):
             return None
-        found = [self._store.load_grouped(name) for name in names]
-        pieces = [matrix for matrix in found if matrix is not None and matrix.inputs is not None]
-        if len(pieces) < len(names):
-            return None
-        pieces = [piece if order is None else piece.select(order) for piece, order in zip(pieces, rows, strict=False)]
+        found: list[GroupedMatrix] = []
+        for piece in pieces:
+            matrix = self._store.load_grouped(piece.name)
+            if matrix is None or matrix.inputs is None:
+                return None
+            found.append(matrix if piece.rows is None else matrix.select(piece.rows))
         # Neighbours whose activations have the same codes are one part.
-        parts = [
-            self._scaled_part(list(run)) for _, run in groupby(pieces, lambda piece: (piece.inputs, piece.format.code))
-        ]
-        return ScaledMatrix(tuple(parts))
+        runs = groupby(found, lambda matrix: (matrix.inputs, matrix.format.code))
+        return ScaledMatrix(tuple(self._scaled_part(list(run)) for _, run in runs))
 
     def _scaled_part(self, pieces: list[GroupedMatrix]) -> ScaledPart:
         def put(arrays: list[NDArray[Any]]) -> Tensor:
@@ -353,41 +347,36 @@ class ModelParts:
         static = None if inputs.static is None else torch.tensor([inputs.static], device=self._device)
         return ScaledPart(codes.view(torch.float8_e4m3fn) if codes.dtype is torch.uint8 else codes, scale, static)
 
-    def _stored(self, name: str, order: NDArray[np.int64] | None) -> QuantizedRows | None:
+    def _stored(self, piece: _Piece) -> QuantizedRows | None:
         """A tensor's rows of blocks that a CPU multiplies as they are; None for one that becomes dense."""
-        block = self._store.load_quantized(name)
-        if block is None and (matrix := self._store.load_grouped(name)) is not None:
+        block = self._store.load_quantized(piece.name)
+        if block is None and (matrix := self._store.load_grouped(piece.name)) is not None:
             block = nearest_blocks(matrix)
         if block is None or not can_pack(block.qtype):
             return None
         if not has_finite_scales(block):
-            self._refuse(name, "blocks with a scale that is no finite number", "finite weights")
-        return block if order is None else block.select(order)
+            self._refuse(piece.name, "blocks with a scale that is no finite number", "finite weights")
+        return block if piece.rows is None else block.select(piece.rows)
 
-    def _dense_piece(self, names: list[str], rows: Sequence[NDArray[np.int64] | None]) -> PackedWeight:
-        dtypes = {self._store.tensors[name].dtype for name in names}
+    def _packed_dense(self, pieces: list[_Piece]) -> PackedWeight:
+        dtypes = {self._store.tensors[piece.name].dtype for piece in pieces}
         own = {"BF16": torch.bfloat16, "F16": torch.float16}.get(dtypes.pop()) if len(dtypes) == 1 else None
-        return pack_dense(self._dense(names, rows, dtype=own))
+        return pack_dense(self._dense(pieces, dtype=own))
 
-    def _dense(
-        self,
-        names: list[str],
-        rows: Sequence[NDArray[np.int64] | None] = (None, None, None),
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
+    def _dense(self, pieces: list[_Piece], dtype: torch.dtype | None = None) -> Tensor:
         """Stack tensors along their first axis, on the device."""
-        shapes = [self._store.tensors[name].shape for name in names]
+        shapes = [self._store.tensors[piece.name].shape for piece in pieces]
         kind = dtype or self._dtype
         out: Tensor | None = None
         first = 0
-        for name, order in zip(names, rows, strict=False):
+        for name, rows in pieces:
             tensor = self._load(name)
             later = self._is_read_later(kind)
             if not later:
                 self._check(name, _limits(tensor), kind)
-            if order is not None:
-                tensor = tensor[torch.as_tensor(order, device=tensor.device)]
-            if len(names) == 1 and tensor.is_cuda and tensor.device == self._device and tensor.dtype is kind:
+            if rows is not None:
+                tensor = tensor[torch.as_tensor(rows, device=tensor.device)]
+            if len(pieces) == 1 and tensor.is_cuda and tensor.device == self._device and tensor.dtype is kind:
                 return tensor  # made on the GPU for us alone: a copy would take its room twice
             if out is None:
                 height = sum(shape[0] for shape in shapes)
