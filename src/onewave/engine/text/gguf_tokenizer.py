@@ -135,10 +135,53 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
 
 
 @dataclass(frozen=True)
+class _Keys:
+    """A GGUF file's `tokenizer.ggml.*`. origin: the file, for messages."""
+
+    metadata: Mapping[str, Any]
+    origin: str
+
+    def get(self, name: str, default: object = None) -> Any:
+        return self.metadata.get(f"tokenizer.ggml.{name}", default)
+
+    def error(self, name: str, got: str, allowed: str | None = None, next: str | None = None) -> TokenizerError:
+        """Build the error for a key; the caller raises it."""
+        return TokenizerError(f"{self.origin}: tokenizer.ggml.{name}", got=got, allowed=allowed, next=next)
+
+    def array(self, name: str, kind: type) -> list[Any]:
+        value = self.get(name)
+        if value is None:
+            raise self.error(name, "missing", next="The tokenizer can't be built without it.")
+        if hasattr(value, "tolist"):
+            value = value.tolist()
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+            raise self.error(name, type(value).__name__, f"an array of {kind.__name__}")
+        items = list(cast("Sequence[Any]", value))
+        if not set(map(type, items)) <= ({int, float} if kind is float else {kind}):
+            raise self.error(name, "values of another type", f"an array of {kind.__name__}")
+        return items
+
+    def array_beside(self, tokens: list[str], name: str, kind: type) -> list[Any]:
+        """An array with an entry a token."""
+        values = self.array(name, kind)
+        if len(values) != len(tokens):
+            raise self.error(name, f"{len(values)} values for {len(tokens)} tokens")
+        return values
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self.get(name, default)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(name, repr(value)[:60], "true or false")
+        return value
+
+
+@dataclass(frozen=True)
 class _Vocabulary:
     """The checked arrays of the metadata. types and scores are as long as tokens; ids maps text to id."""
 
-    origin: str
+    keys: _Keys
     tokens: list[str]
     ids: dict[str, int]
     types: list[int]
@@ -152,6 +195,18 @@ class _Vocabulary:
             if kind in special or kind == USER_DEFINED
         )
 
+    def special_id(self, name: str, default: int | None) -> int | None:
+        value = self.keys.get(f"{name}_token_id", default)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.keys.error(f"{name}_token_id", repr(value)[:60], "a token id")
+        if 0 <= value < len(self.tokens):
+            return value
+        # llama.cpp keeps its default, disabled where that is out of range as well; converters write -1 or 2^32-1 for
+        # "none".
+        return default if default is not None and default < len(self.tokens) else None
+
 
 def gguf_tokenizer_parts(metadata: Mapping[str, Any], origin: str) -> TokenizerParts:
     """Build the tokenizer described by a GGUF file's `tokenizer.*` keys.
@@ -159,25 +214,22 @@ def gguf_tokenizer_parts(metadata: Mapping[str, Any], origin: str) -> TokenizerP
     metadata: the file's key-value pairs, arrays as sequences. origin: the file, for messages.
     Raises TokenizerError for an unknown tokenizer model or pre-tokenizer, and for missing or inconsistent arrays.
     """
-    model = metadata.get("tokenizer.ggml.model")
+    keys = _Keys(metadata, origin)
+    model = keys.get("model")
     if model in (None, "none", "no_vocab"):
-        raise TokenizerError(f"{origin}: tokenizer.ggml.model", got="missing", next="This file carries no tokenizer.")
+        raise keys.error("model", "missing", next="This file carries no tokenizer.")
     if model not in ("gpt2", "llama"):
-        raise TokenizerError(
-            f"{origin}: tokenizer.ggml.model",
-            got=shown(model),
-            allowed="'gpt2' (byte-level BPE), 'llama' (sentencepiece)",
-        )
-    vocabulary = _read_vocabulary(metadata, origin)
+        raise keys.error("model", shown(model), "'gpt2' (byte-level BPE), 'llama' (sentencepiece)")
+    vocabulary = _read_vocabulary(keys)
     added = vocabulary.added
     with backend_call(origin, "building the pipeline"):
         if model == "gpt2":
-            pre = _pre_tokenizer(metadata, origin)
-            backend = _byte_level_backend(metadata, vocabulary, pre)
+            pre = _pre_tokenizer(keys)
+            backend = _byte_level_backend(vocabulary, pre)
             add_bos, bos_default, eos_default, space_prefix = pre.add_bos, None, None, False
         else:
-            space_prefix = _flag(metadata, "add_space_prefix", True, origin)
-            backend = _sentencepiece_backend(metadata, vocabulary, space_prefix)
+            space_prefix = keys.flag("add_space_prefix", default=True)
+            backend = _sentencepiece_backend(vocabulary, space_prefix)
             add_bos, bos_default, eos_default = True, 1, 2
         backend.add_tokens(  # pyright: ignore[reportUnknownMemberType]
             [AddedToken(a.content, normalized=False, special=a.special) for a in added]
@@ -188,10 +240,9 @@ def gguf_tokenizer_parts(metadata: Mapping[str, Any], origin: str) -> TokenizerP
         strip_first_space=space_prefix,
         verbatim=[a.id for a in added],
     )
-    bos = _special_id(metadata, vocabulary, "bos", bos_default)
-    eos = _special_id(metadata, vocabulary, "eos", eos_default)
-    prefix = (bos,) if _flag(metadata, "add_bos_token", add_bos, origin) and bos is not None else ()
-    suffix = (eos,) if _flag(metadata, "add_eos_token", False, origin) and eos is not None else ()
+    bos, eos = vocabulary.special_id("bos", bos_default), vocabulary.special_id("eos", eos_default)
+    prefix = (bos,) if keys.flag("add_bos_token", default=add_bos) and bos is not None else ()
+    suffix = (eos,) if keys.flag("add_eos_token", default=False) and eos is not None else ()
     return TokenizerParts(
         origin=origin,
         file=origin,
@@ -200,96 +251,64 @@ def gguf_tokenizer_parts(metadata: Mapping[str, Any], origin: str) -> TokenizerP
         added=added,
         vocab_size=len(vocabulary.tokens),
         bos_token_id=bos,
-        eos_token_ids=_eos_ids(metadata, vocabulary, eos),
+        eos_token_ids=_eos_ids(vocabulary, eos),
         prefix_ids=prefix,
         suffix_ids=suffix,
         chat_prefix_ids=prefix,
-        special_tokens=_special_tokens(metadata, vocabulary, bos, eos),
+        special_tokens=_special_tokens(vocabulary, bos, eos),
         chat_templates=_chat_templates(metadata, origin),
     )
 
 
-def _read_vocabulary(metadata: Mapping[str, Any], origin: str) -> _Vocabulary:
-    tokens = cast("list[str]", _array(metadata, "tokens", str, origin))
+def _read_vocabulary(keys: _Keys) -> _Vocabulary:
+    tokens: list[str] = keys.array("tokens", str)
     if not tokens:
-        raise TokenizerError(f"{origin}: tokenizer.ggml.tokens", got="an empty list", next="The vocabulary is missing.")
+        raise keys.error("tokens", "an empty list", next="The vocabulary is missing.")
     if "" in tokens:  # llama.cpp's name for a token without text
         tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
     try:
         "".join(tokens).encode()
     except UnicodeEncodeError as error:
-        raise TokenizerError(f"{origin}: tokenizer.ggml.tokens", got="text that is not Unicode") from error
+        raise keys.error("tokens", "text that is not Unicode") from error
     if max(map(len, tokens)) > _LONGEST_TOKEN:
         got = f"a token of {max(map(len, tokens))} characters"
-        raise TokenizerError(f"{origin}: tokenizer.ggml.tokens", got=got, allowed=f"up to {_LONGEST_TOKEN}")
+        raise keys.error("tokens", got, f"up to {_LONGEST_TOKEN}")
     ids = {token: i for i, token in enumerate(tokens)}
     if len(ids) != len(tokens):
         twice = next(token for i, token in enumerate(tokens) if ids[token] != i)
-        raise TokenizerError(f"{origin}: tokenizer.ggml.tokens", got=f"{twice!r} twice", allowed="distinct tokens")
-    if metadata.get("tokenizer.ggml.token_type") is None:
-        types = [NORMAL] * len(tokens)
-    else:
-        types = cast("list[int]", _array(metadata, "token_type", int, origin))
-        _same_length(types, tokens, "token_type", origin)
+        raise keys.error("tokens", f"{twice!r} twice", "distinct tokens")
+    types: list[int] = [NORMAL] * len(tokens)
+    if keys.get("token_type") is not None:
+        types = keys.array_beside(tokens, "token_type", int)
     for token in (*END_TOKENS, *(name for names in INFILL_ENDS.values() for name in names)):
         if token in ids:
             types[ids[token]] = CONTROL
     for token, kind in _no_ends(ids).items():
         types[token] = kind
-    return _Vocabulary(origin, tokens, ids, types)
+    return _Vocabulary(keys, tokens, ids, types)
 
 
-def _array(metadata: Mapping[str, Any], name: str, kind: type, origin: str) -> list[Any]:
-    value = metadata.get(f"tokenizer.ggml.{name}")
-    what = f"{origin}: tokenizer.ggml.{name}"
-    if value is None:
-        raise TokenizerError(what, got="missing", next="The tokenizer can't be built without it.")
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise TokenizerError(what, got=type(value).__name__, allowed=f"an array of {kind.__name__}")
-    items = list(cast("Sequence[Any]", value))
-    if not set(map(type, items)) <= ({int, float} if kind is float else {kind}):
-        raise TokenizerError(what, got="values of another type", allowed=f"an array of {kind.__name__}")
-    return items
-
-
-def _same_length(values: list[Any], tokens: list[str], name: str, origin: str) -> None:
-    if len(values) != len(tokens):
-        raise TokenizerError(f"{origin}: tokenizer.ggml.{name}", got=f"{len(values)} values for {len(tokens)} tokens")
-
-
-def _flag(metadata: Mapping[str, Any], name: str, default: bool, origin: str) -> bool:
-    value = metadata.get(f"tokenizer.ggml.{name}")
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise TokenizerError(f"{origin}: tokenizer.ggml.{name}", got=repr(value)[:60], allowed="true or false")
-    return value
-
-
-def _pre_tokenizer(metadata: Mapping[str, Any], origin: str) -> PreTokenizer:
-    name = metadata.get("tokenizer.ggml.pre")
+def _pre_tokenizer(keys: _Keys) -> PreTokenizer:
+    name = keys.get("pre")
     # Files from before the key existed: llama.cpp warns and takes its default.
     found = PRE_TOKENIZERS.get("default" if name in (None, "") else str(name))
     if found is None:
-        supported = ", ".join(sorted(PRE_TOKENIZERS))
-        raise TokenizerError(f"{origin}: tokenizer.ggml.pre", got=shown(name), allowed=supported)
+        raise keys.error("pre", shown(name), ", ".join(sorted(PRE_TOKENIZERS)))
     return found
 
 
-def _byte_level_backend(metadata: Mapping[str, Any], vocabulary: _Vocabulary, pre: PreTokenizer) -> Backend:
-    origin = vocabulary.origin
-    lines = cast("list[str]", _array(metadata, "merges", str, origin))
+def _byte_level_backend(vocabulary: _Vocabulary, pre: PreTokenizer) -> Backend:
+    keys = vocabulary.keys
+    lines: list[str] = keys.array("merges", str)
     merges = [tuple(line.split(" ")) for line in lines]
     if not set(map(len, merges)) <= {2}:
         wrong = next(line for line, pair in zip(lines, merges, strict=True) if len(pair) != 2)
-        raise TokenizerError(f"{origin}: tokenizer.ggml.merges", got=repr(wrong[:60]), allowed="two tokens and a space")
+        raise keys.error("merges", repr(wrong[:60]), "two tokens and a space")
     pairs = cast("list[tuple[str, str]]", merges)
     try:
         model = models.BPE(vocabulary.ids, pairs, ignore_merges=pre.ignore_merges)
     except Exception as error:  # tokenizers raises bare Exceptions
-        raise TokenizerError(f"{origin}: tokenizer.ggml.merges", got=_unknown_merge(vocabulary.ids, pairs)) from error
+        raise keys.error("merges", _unknown_merge(vocabulary.ids, pairs)) from error
     backend = Backend(model)
     splits = [pre_tokenizers.Split(Regex(words), "isolated") for words in pre.splits]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -306,15 +325,13 @@ def _unknown_merge(ids: Mapping[str, int], pairs: list[tuple[str, str]]) -> str:
     return "merges that don't fit the tokens"
 
 
-def _sentencepiece_backend(metadata: Mapping[str, Any], vocabulary: _Vocabulary, space_prefix: bool) -> Backend:
+def _sentencepiece_backend(vocabulary: _Vocabulary, space_prefix: bool) -> Backend:
     """Sentencepiece BPE: of all adjacent pairs that together are a token, join the best-scored first.
 
     Every way to split a normal token in two is a merge, ranked by the token's score. Control, byte and user-defined
     tokens are never made by merging (sentencepiece's rule; llama.cpp would let plain text spell a control token).
     """
-    origin = vocabulary.origin
-    scores = cast("list[float]", _array(metadata, "scores", float, origin))
-    _same_length(scores, vocabulary.tokens, "scores", origin)
+    scores: list[float] = vocabulary.keys.array_beside(vocabulary.tokens, "scores", float)
     normal = {t: i for t, i in vocabulary.ids.items() if vocabulary.types[i] == NORMAL}
     best_first = sorted(normal.items(), key=lambda item: -scores[item[1]])
     merges: list[tuple[str, str]] = []
@@ -324,13 +341,13 @@ def _sentencepiece_backend(metadata: Mapping[str, Any], vocabulary: _Vocabulary,
         merges += [(token[:cut], token[cut:]) for cut in cuts]
         characters += len(cuts) * len(token)
         if len(merges) > _MAX_MERGES or characters > _MAX_MERGE_CHARACTERS:
-            raise TokenizerError(
-                f"{origin}: tokenizer.ggml.tokens",
+            raise vocabulary.keys.error(
+                "tokens",
                 got=f"{len(merges):,} ways and more to split tokens in two, of {characters:,} characters",
                 allowed=f"{_MAX_MERGES:,} ways, of {_MAX_MERGE_CHARACTERS:,} characters",
                 next="The vocabulary is damaged; fetch the file again.",
             )
-    unknown = _special_id(metadata, vocabulary, "unknown", 0)
+    unknown = vocabulary.special_id("unknown", 0)
     model = models.BPE(
         vocabulary.ids,
         merges,
@@ -348,28 +365,13 @@ def _sentencepiece_backend(metadata: Mapping[str, Any], vocabulary: _Vocabulary,
     return backend
 
 
-def _special_id(metadata: Mapping[str, Any], vocabulary: _Vocabulary, name: str, default: int | None) -> int | None:
-    value = metadata.get(f"tokenizer.ggml.{name}_token_id", default)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TokenizerError(
-            f"{vocabulary.origin}: tokenizer.ggml.{name}_token_id", got=repr(value)[:60], allowed="a token id"
-        )
-    if 0 <= value < len(vocabulary.tokens):
-        return value
-    # llama.cpp keeps its default, disabled where that is out of range as well; converters write -1 or 2^32-1 for
-    # "none".
-    return default if default is not None and default < len(vocabulary.tokens) else None
-
-
-def _eos_ids(metadata: Mapping[str, Any], vocabulary: _Vocabulary, eos: int | None) -> tuple[int, ...]:
+def _eos_ids(vocabulary: _Vocabulary, eos: int | None) -> tuple[int, ...]:
     """Every id that ends an answer, the file's own eos first."""
-    found = [eos, *(_special_id(metadata, vocabulary, name, None) for name in ("eot", "eom"))]
+    found = [eos, *(vocabulary.special_id(name, None) for name in ("eot", "eom"))]
     found += [vocabulary.ids.get(token) for token in END_TOKENS]
     for name, texts in INFILL_ENDS.items():
         named = next((vocabulary.ids[text] for text in texts if text in vocabulary.ids), None)
-        found.append(_special_id(metadata, vocabulary, name, named))
+        found.append(vocabulary.special_id(name, named))
     no_ends = _no_ends(vocabulary.ids)
     return tuple(dict.fromkeys(i for i in found if i is not None and i not in no_ends))
 
@@ -383,14 +385,12 @@ def _no_ends(ids: Mapping[str, int]) -> dict[int, int]:
     return {ids[name]: kind for name, kind in names.items() if name in ids}
 
 
-def _special_tokens(
-    metadata: Mapping[str, Any], vocabulary: _Vocabulary, bos: int | None, eos: int | None
-) -> dict[str, str]:
+def _special_tokens(vocabulary: _Vocabulary, bos: int | None, eos: int | None) -> dict[str, str]:
     ids = {
         "bos_token": bos,
         "eos_token": eos,
-        "unk_token": _special_id(metadata, vocabulary, "unknown", None),
-        "pad_token": _special_id(metadata, vocabulary, "padding", None),
+        "unk_token": vocabulary.special_id("unknown", None),
+        "pad_token": vocabulary.special_id("padding", None),
     }
     return {name: vocabulary.tokens[i] for name, i in ids.items() if i is not None}
 
