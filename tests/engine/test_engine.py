@@ -383,6 +383,25 @@ class InstantRunner:
         return self.logits
 
 
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_a_steps_rows_lie_as_kernels_are_compiled_for(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, logits, apart = InstantRunner(64), torch.zeros(4, 64), list[int]()
+
+    def decode(rows: StepRows) -> torch.Tensor:
+        assert all(part.shape == (count,) and part.is_contiguous() for part in rows)
+        apart.extend(part.data_ptr() % 16 for part in (rows.slots, rows.positions))
+        return logits[:count]
+
+    monkeypatch.setattr(runner, "prefill", lambda chunks, each=None: logits[: len(chunks)])
+    monkeypatch.setattr(runner, "decode", decode)
+    engine = Engine(runner)
+    for _ in range(count):
+        engine.add(None, PROMPT, SamplingParams(max_tokens=70, temperature=0))
+    while engine.has_work:
+        engine.step()
+    assert apart == [0] * (69 * 2)
+
+
 @pytest.mark.slow
 def test_a_greedy_step_costs_the_host_little() -> None:
     engine = Engine(InstantRunner(49152))

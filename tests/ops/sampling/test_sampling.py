@@ -327,6 +327,24 @@ def test_what_rows_ask_for_is_sent_to_a_device_without_waiting_for_what_that_run
     assert not any(waits)
 
 
+def test_parameters_of_rows_are_sent_once_for_batches_that_ask_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onewave.engine.sampler._MAX_KEPT", 2)
+    sampler = Sampler(num_slots=4, vocab_size=30, device=CPU)
+
+    def sent(*temperatures: float) -> RowParameters | None:
+        return sampler.row_parameters(
+            [SamplingParams(temperature=each, seed=len(temperatures)) for each in temperatures]
+        )
+
+    first = sent(0.5, 0.0)
+    assert sent(0.5, 0.0) is first is not None
+    other = sent(0.0, 0.5)
+    assert other is not first
+    assert [row is None for row in other.host] == [True, False]
+    assert sent(0.0, 0.0) is None
+    assert sent(0.5, 0.0) is not first  # no more are kept
+
+
 def test_a_compiler_that_watches_sees_the_operators_of_the_same_tokens() -> None:
     rows = [CASES[2], CASES[7], CASES[0]]
     given, logits = parameters(rows), random_logits(3, 200, 5)

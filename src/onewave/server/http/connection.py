@@ -10,9 +10,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from onewave.server.http.errors import ApiError
 from onewave.server.options import ServeOptions
 
-WRITE = "onewave.write"
-"""The place in a request's scope of a function that sends a part of its answer's body; see _Send.write."""
-
 
 class Connection(H11Protocol):
     """uvicorn's connection in h11, which itself limits the bytes of headers.
@@ -51,8 +48,7 @@ class Connection(H11Protocol):
         if self.cycle is not before:
             self._unwatch()
             cycle: Any = self.cycle
-            cycle.send = send = _Send(cycle)  # its task has not begun
-            cycle.scope[WRITE] = send.write
+            cycle.send = _Send(cycle)  # its task has not begun
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, or has headers beyond the limit, and close."""
@@ -89,19 +85,14 @@ class _Send:
 
     async def __call__(self, message: Any) -> None:
         """Send a message as uvicorn does."""
-        if message.get("more_body") and self.write(message.get("body", b"")):
+        cycle = self._cycle
+        body = message.get("body") if message.get("more_body") else None
+        if body and self._chunked and not (cycle.disconnected or cycle.flow.write_paused):
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
             return
         await self._send(message)
         if message["type"] == "http.response.start":
             self._chunked = self._streams(message)
-
-    def write(self, body: bytes) -> bool:
-        """Send a part of a streamed body at once, and return whether that was possible."""
-        cycle = self._cycle
-        if not (body and self._chunked) or cycle.disconnected or cycle.flow.write_paused:
-            return False
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        return True
 
     def _streams(self, start: Any) -> bool:
         """Whether the answer's body goes out in chunks, as h11 decides."""

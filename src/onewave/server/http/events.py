@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -18,7 +18,6 @@ from starlette.background import BackgroundTask
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from onewave.server.http.connection import WRITE
 from onewave.server.http.errors import ClientGone, as_api_error
 
 _Result = TypeVar("_Result")
@@ -135,25 +134,17 @@ class EventResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or the client goes."""
         with suppress(ClientGone):
-            await _beside_watch(receive, self._send(send, scope.get(WRITE, _cannot_write)))
+            await _beside_watch(receive, self._send(send))
 
-    async def _send(self, send: Send, write: Callable[[bytes], bool]) -> None:
+    async def _send(self, send: Send) -> None:
         async with aclosing(self._events):
             first = await anext(self._events)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": first, "more_body": True})
             async for each in self._events:
-                # Past the middleware, which looks at an answer's head only, and costs each part five calls.
                 # Waits where the client does not read: its request's next event holds more then.
-                if not write(each):
-                    await send({"type": "http.response.body", "body": each, "more_body": True})
+                await send({"type": "http.response.body", "body": each, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _cannot_write(body: bytes) -> bool:
-    """Leave a part to `send`: under another server than ours."""
-    del body
-    return False
 
 
 async def _beside_watch(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
