@@ -68,6 +68,7 @@ SECOND = {
     "--host-time": "--host",
     "--input-len": "--tokens",
     "--max-num-seqs": "--batch-size",
+    "--time-limit": "--seconds",
     "--weight-format": "--tiles",
 }
 

@@ -308,9 +308,11 @@ def test_a_broken_generation_config_is_named(tmp_path: Path) -> None:
 
 def test_the_built_in_configs_are_the_published_models() -> None:
     configs = {name: load_config(ModelLocation("builtin", None, name)) for name in builtin_names()}
-    assert set(configs) == {"llama-3.2-1b", "llama-3.1-8b", "llama-3.1-70b", "qwen3-8b"}
+    old, large_ones = {"llama-3-8b", "llama-3-70b"}, {"llama-3.1-70b", "llama-3-70b"}
+    assert set(configs) == {"llama-3.2-1b", "llama-3.1-8b", "qwen3-8b"} | old | large_ones
+    assert {(configs[name].rope.kind, configs[name].max_position) for name in old} == {("default", 8192)}
     small, large, qwen = (configs[name] for name in ("llama-3.2-1b", "llama-3.1-8b", "qwen3-8b"))
-    assert configs["llama-3.1-70b"].num_layers == 80
+    assert {configs[name].num_layers for name in large_ones} == {80}
     assert (small.hidden_size, small.num_layers, small.head_dim, small.tie_word_embeddings) == (2048, 16, 64, True)
     assert (large.hidden_size, large.num_layers, large.head_dim, large.tie_word_embeddings) == (4096, 32, 128, False)
     assert (qwen.hidden_size, qwen.num_layers, qwen.qk_norm, qwen.vocab_size) == (4096, 36, True, 151936)

@@ -35,7 +35,7 @@ def search_command(
     start: Annotated[str, typer.Option("--start", help="The tile to begin with, as ROW,COLUMN.")] = "0,0",
     method: Annotated[str, typer.Option("--method", help="auto, exact, beam or local.")] = "auto",
     time_limit: Annotated[
-        float, typer.Option("--time-limit", help="Seconds after which the best so far is it.")
+        float, typer.Option("--time-limit", "--seconds", help="Seconds after which the best so far is it.")
     ] = 10.0,
     as_json: options.Json = False,
 ) -> None:
