@@ -1,6 +1,7 @@
 """A decode step of the wave is as close to transformers in float32 as transformers itself is in bfloat16: every family,
 1 to 16 sequences, caches around every length at which their keys are split otherwise."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,25 +40,6 @@ LENGTHS = (1, 2, 15, 17, 127, 128, 129, 255, 256, 257, 258, 385, 511, 512, 513, 
 """Tokens in a sequence's cache before its step."""
 
 
-@pytest.mark.pairs
-@pytest.mark.parametrize("weight_format", [None, COMPACT], ids=["plain", "compact"])
-@pytest.mark.parametrize("batch", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_as_close_to_float32_as_those_of_transformers_in_bfloat16(
-    family: str, batch: int, weight_format: WeightFormat | None, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    ours, theirs = [], []
-    for seed in range(3):
-        asked = checkpoint(family, seed, tmp_path_factory)
-        ours.append(decoded(asked.directory, asked.texts, batch, weight_format) - asked.exact)
-        theirs.append(asked.rounded - asked.exact)
-    our_errors, their_errors = torch.cat(ours), torch.cat(theirs)
-    assert rms(our_errors) <= 1.1 * rms(their_errors), (rms(our_errors), rms(their_errors))
-    # A single worst logit is a draw of luck for either side; the mean over sequences of the worst is not.
-    peaks = [float(errors.abs().amax(1).mean()) for errors in (our_errors, their_errors)]
-    assert peaks[0] <= 1.1 * peaks[1], peaks
-
-
 @dataclass(frozen=True)
 class Asked:
     """A checkpoint, texts, and transformers' logits after each in float32 and in bfloat16."""
@@ -68,13 +50,39 @@ class Asked:
     rounded: Tensor
 
 
-@cache
-def checkpoint(family: str, seed: int, folders: pytest.TempPathFactory) -> Asked:
-    directory = folders.mktemp(family)
-    save_checkpoint(directory, config_of(family, **SIZES | FAMILIES[family]), seed=seed, dtype=torch.bfloat16)
-    dice = torch.Generator().manual_seed(seed)
-    texts = [torch.randint(VOCAB, (length + 1,), generator=dice) for length in LENGTHS]
-    return Asked(directory, texts, *(last_logits(directory, dtype, texts) for dtype in (torch.float32, torch.bfloat16)))
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Asked]:
+    """A family's checkpoint of a seed, made once."""
+
+    @cache
+    def made(family: str, seed: int) -> Asked:
+        directory = tmp_path_factory.mktemp(family)
+        save_checkpoint(directory, config_of(family, **SIZES | FAMILIES[family]), seed=seed, dtype=torch.bfloat16)
+        dice = torch.Generator().manual_seed(seed)
+        texts = [torch.randint(VOCAB, (length + 1,), generator=dice) for length in LENGTHS]
+        exact, rounded = (last_logits(directory, dtype, texts) for dtype in (torch.float32, torch.bfloat16))
+        return Asked(directory, texts, exact, rounded)
+
+    return made
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("weight_format", [None, COMPACT], ids=["plain", "compact"])
+@pytest.mark.parametrize("batch", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_as_close_to_float32_as_those_of_transformers_in_bfloat16(
+    family: str, batch: int, weight_format: WeightFormat | None, checkpoint: Callable[[str, int], Asked]
+) -> None:
+    ours, theirs = [], []
+    for seed in range(3):
+        asked = checkpoint(family, seed)
+        ours.append(decoded(asked.directory, asked.texts, batch, weight_format) - asked.exact)
+        theirs.append(asked.rounded - asked.exact)
+    our_errors, their_errors = torch.cat(ours), torch.cat(theirs)
+    assert rms(our_errors) <= 1.1 * rms(their_errors), (rms(our_errors), rms(their_errors))
+    # A single worst logit is a draw of luck for either side; the mean over sequences of the worst is not.
+    peaks = [float(errors.abs().amax(1).mean()) for errors in (our_errors, their_errors)]
+    assert peaks[0] <= 1.1 * peaks[1], peaks
 
 
 def rms(errors: Tensor) -> float:
