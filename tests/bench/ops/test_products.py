@@ -86,6 +86,7 @@ def test_losses_are_printed_last() -> None:
         (["linear", "--weight-format", "Q4_1"], "--weight-format: no --rows; allowed: with --rows"),
         (["linear", "--rows", "2", "--weight-format", "int3"], "--weight-format: 'int3'"),
         (["linear", "--rows", "2", "--shape", "64"], "--shape: '64'"),
+        (["linear", "--rows", "2"], "--weight-format: compact, of float32; allowed: 16-bit, or --dtype bfloat16"),
     ],
 )
 def test_what_can_not_be_measured_is_refused(arguments: list[str], said: str) -> None:

@@ -62,6 +62,9 @@ def bench_products(
     if asked.weight_format not in WEIGHT_BYTES:
         raise InvalidArgumentError("--weight-format", got=shown(asked.weight_format), allowed=", ".join(WEIGHT_BYTES))
     plan = [product_of_shape(config, *_sizes(text)) for text in shapes or []] or products_of(config)
+    if asked.weight_format == "compact" and name_of(dtype) != "bfloat16":
+        what = f"compact, of {name_of(dtype)}"
+        raise InvalidArgumentError("--weight-format", got=what, allowed="16-bit, or --dtype bfloat16")
     show_status("measuring the matmul ceiling")
     ceiling = matmul_rate(device)
     title = f"{name}, {name_of(dtype)} on {device}: products of many rows, median of {rounds} rounds"
