@@ -450,7 +450,7 @@ def test_a_row_has_the_same_bits_however_many_programs_share_the_keys(
     case = Case([300, 723, -1, 0, 600], 2, 1, head_dim=32, capacity=768, options=options)
     results: list[tuple[Tensor, Tensor]] = []
     for shares in (1, 3, 4, 100):
-        monkeypatch.setattr(DecodePlan, "shares", lambda *_, shares=shares: shares)
+        monkeypatch.setattr(DecodePlan, "shares", lambda *_, shares=shares, in_pairs=False: shares)
         results.append(case.run())
     case.check(*results[0])
     for out, lse in results[1:]:
