@@ -19,8 +19,7 @@ def test_a_serving_run_is_recorded_and_its_trace_replayed_alike(onewave, tiny_mo
     assert [line["extra"]["allocator"] for line in read_ledger(figures / "cpu.jsonl")] == ALLOCATORS[:3]
     recorded = Trace.read(trace)
     assert recorded.num_allocations > 100
-    # Nearly all of it ends with the run.
-    # What is kept are a batch's parameters of sampling and the steps' own buffers.
+    # Most ends with the run; parameters of sampling stay for batches to come.
     assert sum(event.num_bytes is None for event in recorded.events) > 0.8 * recorded.num_allocations
     found = json.loads(onewave("bench", "memory", "--trace", trace, "--reps", "1", "--json").out)
     assert (found["allocations"], found["peak_bytes"]) == (recorded.num_allocations, recorded.peak_bytes)
