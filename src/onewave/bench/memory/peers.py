@@ -158,8 +158,12 @@ class Malloc:
         self._free.restype, self._free.argtypes = None, [ctypes.c_void_p]
         if hasattr(self._libc, "mallinfo2"):
             self._libc.mallinfo2.restype = _Mallinfo
-        self._before = 0
-        self._before = self.reserved_bytes() or 0
+        self.close()
+        before = self._held()
+        self._used_by_others = 0 if before is None else before.uordblks + before.hblkhd
+
+    def _held(self) -> _Mallinfo | None:
+        return self._libc.mallinfo2() if hasattr(self._libc, "mallinfo2") else None
 
     def allocate(self, num_bytes: int) -> Any:
         """See Peer."""
@@ -170,11 +174,9 @@ class Malloc:
         self._free(block)
 
     def reserved_bytes(self) -> int | None:
-        """See Peer. What the C library holds of the process's memory."""
-        if not hasattr(self._libc, "mallinfo2"):
-            return None
-        found = self._libc.mallinfo2()
-        return found.arena + found.hblkhd - self._before
+        """See Peer. What the C library holds of the process's memory, but for what was in use before."""
+        found = self._held()
+        return None if found is None else found.arena + found.hblkhd - self._used_by_others
 
     def raw_calls(self) -> None:
         """See Peer. The C library counts none."""
