@@ -1,15 +1,20 @@
 """Compiling kernels side by side. What comes out on a GPU: tests/gpu/engine/test_warm_gpu.py."""
 
 import threading
+from collections.abc import Callable
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
 
+from kit.no_device import DEVICE
+from kit.recorder import record
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.engine.load.choices import choose_device
 from onewave.ops import warm as module_function
 from onewave.ops.attention.hopper.plan import Work, schedule
-from onewave.ops.warm import _HEADS, _LONG, _SHORT, _WINDOW, _calls, side_by_side, warm
+from onewave.ops.warm import _HEADS, _LONG, _SHORT, _WINDOW, _call, _calls, side_by_side, warm
 
 CPU = torch.device("cpu")
 
@@ -87,16 +92,27 @@ def test_its_operands_reach_every_way_to_deal_tiles(num_sms: int, head_dim: int,
 
 def test_every_adds_windows_full_packed_calls_and_sums() -> None:
     kinds = {
-        f"{operator}, bfloat16, head_dim 64, {limits}{end}{lse}"
+        f"{operator}, bfloat16, head_dim 128, {limits}{end}{lse}"
         for operator in ("attention", "attention_varlen")
         for limits in ("full", "causal", "window")
         for end in ([""] if (operator, limits) == ("attention", "full") else [", few tiles", ", many tiles"])
         for lse in ("", ", LSE")
     }
-    assert set(_calls(torch.device("cpu"), (torch.bfloat16,), (64,), True)) == kinds
-    common = _calls(torch.device("cpu"), (torch.bfloat16,), (64,), False)
+    assert set(_calls(torch.device("cpu"), (torch.bfloat16,), (128,), True)) == kinds
+    common = _calls(torch.device("cpu"), (torch.bfloat16,), (128,), False)
     assert len(common) == 5
     assert set(common) < kinds
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_its_calls_have_every_kernel_of_common_calls(head_dim: int) -> None:
+    def kernels(*calls: Callable[[], object]) -> set[str]:
+        return {each.words() for call in calls for each in record(call)}
+
+    attend = partial(_call, head_dim=head_dim, dtype=torch.bfloat16, device=DEVICE)
+    shapes = product([(1, 77), (1, 1000), (2, 2000), (1, 3000), (30, 300)], [False, True], [False, True])
+    calls = [partial(attend, some, packed=packed, causal=causal) for some, packed, causal in shapes if causal >= packed]
+    assert kernels(*calls) <= kernels(*_calls(DEVICE, (torch.bfloat16,), (head_dim,), False).values())
 
 
 def test_choosing_a_gpu_does_not_use_it(monkeypatch: pytest.MonkeyPatch) -> None:

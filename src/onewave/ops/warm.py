@@ -21,6 +21,8 @@ from onewave.ops.attention.op import attention, attention_varlen
 _HEADS = 16
 # Sequences and their tokens: few enough for causal tiles to be dealt in turns, enough for a table or a sorted queue.
 _SHORT, _LONG = (1, 512), (12, 1024)
+# Up to this head_dim, full attention of few tiles and causal attention of long sequences have kernels of their own.
+_TWO_HEIGHTS, _LONGEST = 64, (1, 4096)
 _WINDOW = (255, 0)
 
 
@@ -81,6 +83,9 @@ def _calls(
         make = partial(_call, head_dim=head_dim, dtype=dtype, device=device, return_lse=lse)
         end = ", LSE" * lse
         calls[f"attention, {kind}, full{end}"] = partial(make, _LONG)
+        if head_dim <= _TWO_HEIGHTS:
+            calls[f"attention, {kind}, full, few tiles{end}"] = partial(make, _SHORT)
+            calls[f"attention, {kind}, causal, long sequences{end}"] = partial(make, _LONGEST, causal=True)
         for tiles, some in (("few tiles", _SHORT), ("many tiles", _LONG)):
             causal = partial(make, some, causal=True)
             calls[f"attention, {kind}, causal, {tiles}{end}"] = causal

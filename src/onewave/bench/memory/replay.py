@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 
+from onewave.base.device import current_device
 from onewave.bench.clock import Summary, summarize
 from onewave.bench.ledger import Measurement
 from onewave.bench.memory.peers import Peer, peers_of
@@ -59,6 +60,8 @@ def replay_all(
     trace: Trace, device: torch.device, *, reps: int, show: Callable[[str], None] = lambda text: None
 ) -> list[Replayed]:
     """Replay a trace through each allocator `reps` times, in turns, begun anew and twice each time; and plan it."""
+    if device.type == "cuda" and device.index is None:  # PyTorch's allocator wants the number
+        device = torch.device("cuda", current_device())
     peak = trace.peak_bytes
     makers = peers_of(device)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in makers}
