@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from onewave.base.errors import InvalidArgumentError
+from onewave.base.errors import InvalidArgumentError, check_one_of
 from onewave.engine.arguments import whole
+from onewave.server.answers.reasoning import MARKS
+from onewave.server.answers.style import AUTO, NONE
+from onewave.server.answers.tool_calls import FORMS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,8 +18,8 @@ class ServeOptions:
     header_seconds, body_seconds: until a request's headers, and then its body, have come. drain_seconds: what runs gets
     so long to end after SIGTERM. vllm_metric_names: `vllm:` before metrics' names, not `onewave:`.
     trust_request_chat_template: requests may bring chat templates of their own, which may compute for ever.
-    tool_form, reasoning: how the model writes tool calls and thoughts, where its chat template does not show it
-    (AnswerStyle.of).
+    tool_form, reasoning: how the model writes tool calls (a key of FORMS) and thoughts (the mark that begins them;
+    "none": they are content), where its chat template does not show it.
     Raises InvalidArgumentError.
     """
 
@@ -32,8 +35,8 @@ class ServeOptions:
     log_json: bool = False
     vllm_metric_names: bool = False
     trust_request_chat_template: bool = False
-    tool_form: str = "auto"
-    reasoning: str = "auto"
+    tool_form: str = AUTO
+    reasoning: str = AUTO
 
     def __post_init__(self) -> None:
         for name in ("max_body_bytes", "max_header_bytes"):
@@ -41,6 +44,8 @@ class ServeOptions:
         for name in ("header_seconds", "body_seconds", "drain_seconds"):
             if not getattr(self, name) > 0:
                 raise InvalidArgumentError(name, got=str(getattr(self, name)), allowed="a number above 0")
+        check_one_of("tool_form", self.tool_form, (AUTO, *FORMS))
+        check_one_of("reasoning", self.reasoning, (AUTO, NONE, *(marks.begin for marks in MARKS)))
         for key in self.api_keys:
             if not key.strip() or not key.isascii():
-                raise InvalidArgumentError("api_keys", got="an empty key, or not ASCII", allowed="ASCII text")
+                raise InvalidArgumentError("api_key", got="an empty key, or not ASCII", allowed="ASCII text")

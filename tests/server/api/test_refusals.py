@@ -127,6 +127,24 @@ def test_a_mistake_is_named_where_it_is(serving: Serving, path: str, body: dict[
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+         "input.0.message.content.0.type"),
+        ("/v1/messages", {"model": NAME, "messages": [{"role": "user", "content": [{"type": "image"}]}]},
+         "messages.0.content.0"),
+    ],
+)  # fmt: skip
+def test_an_image_in_a_list_is_refused_and_not_the_list(
+    serving: Serving, path: str, body: dict[str, Any], place: str
+) -> None:
+    error = serving.post(path, body).json()["error"]
+    assert error["param"] == place
+    assert error["message"].startswith(f"{place}: Input")
+    assert "valid string" not in error["message"]
+
+
+@pytest.mark.parametrize(
     ("body", "headers", "status", "said"),
     [
         (b'{"prompt": "\xe9"}', {}, 400, "no JSON in UTF-8"),

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onewave.base.errors import check_one_of
 from onewave.server.answers.reasoning import MARKS, Marks, marks_of
-from onewave.server.answers.tool_calls import FORMS, form_of
+from onewave.server.answers.tool_calls import form_of
 
 if TYPE_CHECKING:
     from onewave.engine.text.tokenizer import Tokenizer
 
+# ServeOptions.tool_form and reasoning.
 AUTO, NONE = "auto", "none"
 
 
@@ -28,10 +28,7 @@ class AnswerStyle:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *, form: str = AUTO, reasoning: str = AUTO) -> AnswerStyle:
-        """Look at a model's chat template. form: a key of FORMS instead; reasoning: "none" shows thoughts as content.
-        Raises InvalidArgumentError."""
-        check_one_of("tool_form", form, (AUTO, *FORMS))
-        check_one_of("reasoning", reasoning, (AUTO, NONE, *(marks.begin for marks in MARKS)))
+        """Look at a model's chat template. form, reasoning: what was asked for instead (ServeOptions)."""
         templates = tokenizer.parts.chat_templates
         usual, with_tools = templates.get("default"), templates.get("tool_use", templates.get("default"))
         reads_tools = with_tools is not None and tokenizer.reads_tools(tools=[{}])

@@ -138,6 +138,13 @@ def _of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         return ApiError(400, message, code="unknown_field", param=unknown[0])
     if any(error["type"] == "json_invalid" for error in errors):
         return _no_json()
+    # Beside a mistake within a list, that the list is no text, say, is no news.
+    places = [_place(error) + "." for error in errors]
+    errors = [
+        error
+        for error, own in zip(errors, places, strict=True)
+        if not (error["type"].endswith("_type") and any(place != own and place.startswith(own) for place in places))
+    ]
     # Keep the first mistake for each type where a field may have several.
     firsts = {_branch(error): error for error in reversed(errors)}
     firsts = [error for error in errors if firsts[_branch(error)] is error]
