@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +108,8 @@ def test_a_seed_gives_the_same_numbers_alone_and_in_a_batch_in_every_dtype(dtype
     params = SamplingParams(max_tokens=24, seed=7, temperature=0.8, logprobs=0, ignore_eos=True)
     # On a CPU a prompt whose beginning is cached has the same tokens, yet not every last bit.
     with LLM(checkpoint, dtype=dtype, device="cpu", enable_prefix_caching=False) as llm:
+        # Activations leave float16's range: a CPU computes in float32 then.
+        assert llm.dtype is (torch.bfloat16 if dtype == "bfloat16" else torch.float32)
         alone = [llm.generate(prompt, params)[0].outputs[0] for prompt in PROMPTS]
         for one, other in zip(alone, llm.generate(PROMPTS, params), strict=True):
             assert other.outputs[0].token_ids == one.token_ids
@@ -189,13 +190,6 @@ def test_a_stream_and_other_requests_run_side_by_side(llm: LLM) -> None:
         next(stream)
     assert token_ids(llm.generate("x y z", GREEDY)) == expected[1:]
     assert list(stream)[-1].outputs[0].token_ids == expected[0]
-
-
-def test_threads_share_the_model(llm: LLM) -> None:
-    expected = token_ids(llm.generate(PROMPTS, GREEDY))
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        found = pool.map(lambda prompt: token_ids(llm.generate(prompt, GREEDY))[0], PROMPTS)
-        assert list(found) == expected
 
 
 @pytest.mark.parametrize("name", ["use_tqdm", "add_generation_prompt", "continue_final_message"])
@@ -405,15 +399,6 @@ def test_dummy_weights_need_only_a_configuration_and_depend_on_the_seed(checkpoi
 
     assert tokens(0) == tokens(0)
     assert tokens(0) != tokens(1)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_runs_on_the_cpu(checkpoint: Path, dtype: str) -> None:
-    with LLM(checkpoint, device="cpu", dtype=dtype) as llm:
-        # Activations leave float16's range: a CPU computes in float32 then.
-        assert llm.dtype is (torch.float32 if dtype == "float16" else torch.bfloat16)
-        together = token_ids(llm.generate(PROMPTS[:2], GREEDY))
-        assert [len(tokens) for tokens in together] == [24, 24]
 
 
 def test_the_package_shows_its_names_without_loading_torch() -> None:

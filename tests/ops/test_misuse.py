@@ -287,10 +287,11 @@ def test_a_block_that_does_not_exist_has_no_keys() -> None:
 def test_a_token_without_a_place_is_not_stored(slot: int, position: int, backend: str, paged: bool) -> None:
     cache = CACHE.clone()
     table = {"block_table": torch.tensor([[0], [5]])} if paged else {}
-    append(cache, position, torch.tensor([slot]), backend=backend, **table)
+    q = append(cache, position, torch.tensor([slot]), backend=backend, **table)
     if paged:
         append(cache, 0, torch.tensor([1]), backend=backend, **table)
     assert torch.equal(cache, CACHE)
+    torch.testing.assert_close(q, append(backend=backend))  # it has its queries all the same
 
 
 def test_a_refused_call_has_appended_nothing() -> None:

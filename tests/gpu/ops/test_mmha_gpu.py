@@ -10,7 +10,6 @@ from torch import Tensor
 from kit.operands.decode_calls import masked_in_torch
 from kit.operands.random import randn_on_gpu
 from onewave.ops.append_kv import append_kv
-from onewave.ops.append_kv.reference import append_kv as append_kv_in_torch
 from onewave.ops.decode_attention import decode_attention
 from onewave.ops.decode_attention.reference import decode_attention as decode_attention_in_torch
 from onewave.ops.kv_layout import pack_k, unpack_k
@@ -87,30 +86,6 @@ def test_histories_around_a_block_and_long_ones(dtype, heads, kv_heads, dim, pac
     stored = unpack_k(k) if packed else k
     assert torch.equal(stored.isnan(), right_k.isnan())
     torch.testing.assert_close(stored.nan_to_num(), right_k.nan_to_num(), atol=1e-6, rtol=2 * torch.finfo(dtype).eps)
-
-
-def test_it_equals_append_kv_and_decode_attention_one_after_the_other():
-    case = Case()
-    case.options = {"rotary": case.options["rotary"]}
-    k, v = case.k.clone(), case.v.clone()
-    q = append_kv(
-        case.qkv.flatten(1), case.options["rotary"], k, v, torch.arange(len(HISTORIES), device="cuda"), case.seq_lens,
-        num_heads=case.heads,
-    )  # fmt: skip
-    composed = decode_attention(q, k, v, case.seq_lens + 1)
-    torch.testing.assert_close(case.run(), composed, atol=2e-2, rtol=2e-2)
-
-
-@pytest.mark.parametrize("rounding", ["half_even", "half_away"])
-def test_int8_is_the_float_result_rounded_and_clipped(rounding):
-    case = Case()
-    exact = case.run(dtype=torch.float32)
-    given = {"out_scale": 0.31, "quant_round": rounding, "quant_min_bound": -120.0}
-    scaled = (torch.tensor(127.0) * torch.tensor(0.31)) * exact
-    whole = (
-        scaled.double().round() if rounding == "half_even" else (scaled.double().abs() + 0.5).floor() * scaled.sign()
-    )
-    assert torch.equal(case.run(**given), whole.clamp(-120, 127).to(torch.int8))
 
 
 def test_decode_attention_of_a_ragged_batch_repeats_a_thousand_times_and_row_by_row():
@@ -225,24 +200,3 @@ def test_rows_more_than_two_to_the_31_elements_apart():
     append_kv(qkv.flatten(1), None, k, v, slots, lengths, num_heads=2)
     assert torch.equal(k[slots, 0, lengths], qkv[:, 2])
     assert torch.equal(v[slots, 0, lengths], qkv[:, 3])
-
-
-@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("packed", [False, True])
-def test_append_kv_quantises_as_the_reference_does(kind, packed):
-    if kind is torch.float8_e4m3fn and torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("a GPU before sm_89 has no float8")
-    qkv = randn(64, 8 * 64, seed=0, dtype=torch.bfloat16)
-    slots, positions = torch.arange(64, device="cuda") % 4, torch.arange(64, device="cuda") // 4
-    scales = {
-        "k_scale": torch.tensor([0.02, 0.001], device="cuda"),
-        "v_scale": torch.tensor([0.03, 0.002], device="cuda"),
-    }
-    results = []
-    for function in (append_kv, append_kv_in_torch):
-        k, v = (torch.zeros(4, 2, 16, 64, device="cuda").to(kind) for _ in "kv")
-        k = pack_k(k) if packed else k
-        function(qkv.clone(), None, k, v, slots, positions, num_heads=4, **scales)
-        results.append((k.view(torch.uint8), v.view(torch.uint8)))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])

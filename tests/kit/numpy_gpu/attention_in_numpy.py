@@ -1,7 +1,7 @@
 """Runs Hopper's attention kernels' own source in NumPy: every statement of every partition, launched as on a GPU.
 
 Built on gluon_in_numpy's arrays, mbarriers and threads, a thread a partition. TMA goes through the descriptors that the
-launcher made, as descriptor_rows addresses memory; a store reads shared memory when it is waited for; named
+launcher made; a store reads shared memory when it is waited for; named
 barriers block as bar.sync does, and every access to shared memory must be ordered with those before it
 (happens_before). Shared memory is laid out in blocks of 64 columns, so that pieces of a tile land where the kernel puts
 them. Numbers are float32 throughout, except that P of float8 is rounded to e4m3 and
@@ -26,7 +26,6 @@ from triton.runtime.jit import ConstexprFunction
 
 from kit.device import pretend
 from kit.numpy_gpu import happens_before
-from kit.numpy_gpu.descriptor_rows import load, rows_of
 from kit.numpy_gpu.gluon_in_numpy import Array, Fault, Gluon, function, issue, wait_for, wrapped
 from kit.numpy_gpu.numpy_barriers import FAILED, Barrier, Barriers, Patience, run_side_by_side
 from onewave.ops.attention.fp8 import kernel as fp8_kernel_impl
@@ -153,42 +152,36 @@ class Word:
 
 
 class Described:
-    """A host's descriptor: what the kernel asks of it, and its memory."""
+    """A host's descriptor: what the kernel asks of it, and its memory, as TMA addresses it: coordinates times strides
+    modulo 2^64, zeros out of bounds. Strides of one-byte elements count bytes."""
 
     def __init__(self, made: Any):
         self.base, self.shape, self.strides, self.block_shape = made.base, made.shape, made.strides, made.block_shape
         self.dtype, self.layout = np.float32, made.layout
 
+    def rows(self, at: Sequence[Any]) -> tuple[torch.Tensor, int]:
+        """A box's rows in memory from its first one inside the bounds, and where in the box that one stands."""
+        at, (rows, columns), size = [int(x) for x in at], self.block_shape[-2:], self.base.element_size()
+        others = [axis for axis in range(len(at)) if axis != len(at) - 2]
+        if any(not 0 <= at[axis] < self.shape[axis] for axis in others):
+            return self.base.new_empty(0, columns), 0
+        first = max(0, -at[-2])
+        inside = max(0, min(rows, self.shape[-2] - at[-2]) - first)
+        at[-2] += first
+        offset = size * sum(x * step for x, step in zip(at, self.strides, strict=True)) % 2**64 // size
+        width = min(columns, self.shape[-1] - at[-1])
+        start = self.base.storage_offset() + (offset if inside else 0)
+        return self.base.as_strided((inside, width), (self.strides[-2], 1), start), first
+
     def read(self, at: Sequence[Any]) -> np.ndarray:
-        if self.base.element_size() > 1:
-            return load(self, [int(x) for x in at]).float().numpy()
-        if len(self.block_shape) == 2:
-            rows, columns = self.block_shape
-            view = self.base[int(at[0]) : int(at[0]) + rows, :columns]
-            box = torch.zeros(rows, columns)
-            box[: len(view)] = view.float()
-            return box.numpy()
-        wide = SimpleNamespace(**vars(self) | {"base": self.base.view(torch.uint8)})
-        view, first = byte_rows(wide, [int(x) for x in at])
+        view, first = self.rows(at)
         box = torch.zeros(self.block_shape[-2:])
-        box[first : first + len(view), : view.shape[1]] = view.view(torch.float8_e4m3fn).float()
+        box[first : first + len(view), : view.shape[1]] = view.float()
         return box.numpy()
 
     def write(self, at: Sequence[Any], values: np.ndarray) -> None:
-        view, first = rows_of(self, [int(x) for x in at])
+        view, first = self.rows(at)
         view.copy_(torch.from_numpy(values)[first : first + len(view), : view.shape[1]])
-
-
-def byte_rows(described: Any, at: list[int]) -> tuple[torch.Tensor, int]:
-    """rows_of for elements of one byte: the same with strides that count half elements."""
-    first = max(0, -at[-2])
-    outside = any(not 0 <= x < n for x, n in zip(at[:-2], described.shape[:-2], strict=True))
-    inside = 0 if outside else max(0, min(described.block_shape[-2], described.shape[-2] - at[-2]) - first)
-    at[-2] += first
-    offset = sum(x * step for x, step in zip(at, described.strides, strict=True)) % 2**64 if inside else 0
-    width = min(described.block_shape[-1], described.shape[-1])
-    base = described.base
-    return base.as_strided((inside, width), (described.strides[-2], 1), base.storage_offset() + offset), first
 
 
 class Language(Gluon):

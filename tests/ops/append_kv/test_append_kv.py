@@ -1,7 +1,6 @@
 """append_kv on every cache layout against a loop over single numbers: the reference, and the kernel."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ from kit.operands.random import DEVICE
 from kit.operands.random import randn_here as randn
 from onewave.base.device import Device
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
-from onewave.ops import library
 from onewave.ops.append_kv import append_kv, op
 from onewave.ops.append_kv.call import AppendCall
 from onewave.ops.append_kv.call import check as check_call
@@ -272,19 +270,6 @@ def test_a_bias_of_another_dtype_leaves_the_queries_theirs():
     assert torch.equal(k[0, :, :3].transpose(0, 1), exact[:, 4:6])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_token_without_a_position_has_queries_and_is_not_stored(dtype):
-    qkv, rotary = randn(3, 8 * 16, seed=0, dtype=dtype), randn(3, 16, seed=1)
-    caches = [torch.full((2, 2, 4, 16), NAN, dtype=dtype, device=DEVICE) for _ in "kv"]
-    slots, positions = torch.tensor([0, 1, 1], device=DEVICE), torch.tensor([3, -1, 0], device=DEVICE)
-    if DEVICE == "cuda" and dtype is torch.float32:
-        pytest.skip("a GPU takes no float32")
-    q = append_kv(qkv.clone(), rotary, *caches, slots, positions, num_heads=4)
-    assert not q.isnan().any()
-    for cache in caches:
-        assert cache.isnan().all(-1).all(1).tolist() == [[True, True, True, False], [False, True, True, True]]
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8])
 @pytest.mark.parametrize("head_dim", [16, 80, 128])
 def test_packing_keys_and_unpacking_them_changes_no_bit(dtype, head_dim):
@@ -412,36 +397,6 @@ def test_debug_mode_names_what_lies_outside_the_cache(monkeypatch, slot, positio
     slots, positions = torch.tensor([1, slot], device=DEVICE), torch.tensor([1, position], device=DEVICE)
     with pytest.raises(InvalidArgumentError, match=words):
         append_kv(torch.zeros(2, 256, **LOW), None, *caches, slots, positions, num_heads=4, block_table=table)
-
-
-def operands(dtype: torch.dtype) -> tuple[Any, ...]:
-    qkv, rotary = randn(2, 8 * 16, seed=0, dtype=dtype), randn(2, 16, seed=1)
-    caches = [torch.zeros(2, 2, 4, 16, dtype=dtype, device=DEVICE) for _ in "kv"]
-    return qkv, rotary, *caches, torch.tensor([0, 1], device=DEVICE), torch.tensor([3, -1], device=DEVICE)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16] if DEVICE == "cuda" else [torch.float16, torch.float32])
-def test_the_registration_passes_pytorchs_own_checks(dtype):
-    bias = randn(8 * 16, seed=2, dtype=dtype)
-    torch.library.opcheck(torch.ops.onewave.append_kv.default, (*operands(dtype), 4, bias))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16] if DEVICE == "cuda" else [torch.float16, torch.float32])
-def test_a_compiled_call_is_one_graph_and_equals_the_eager_one(dtype):
-    bias = randn(8 * 16, seed=2, dtype=dtype)
-
-    def call(*tensors: Tensor) -> Tensor:
-        return append_kv(*tensors, num_heads=4, bias=bias, rotary_style="interleaved") * 2
-
-    torch._dynamo.reset()
-    compiled: Callable[..., Tensor] = torch.compile(call, fullgraph=True, backend="aot_eager")
-    eager_operands, compiled_operands = operands(dtype), operands(dtype)
-    with torch.no_grad():
-        assert torch.equal(compiled(*compiled_operands), call(*eager_operands))
-    for ours, theirs in zip(compiled_operands, eager_operands, strict=True):
-        assert torch.equal(ours, theirs)
-    assert compiled_operands[2].any()
-    assert library.is_watched(torch.nn.Parameter(bias))
 
 
 @pytest.mark.parametrize("name", ["qkv", "rotary", "bias", "q_norm"])

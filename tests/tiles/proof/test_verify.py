@@ -15,7 +15,7 @@ from onewave.base.errors import InvalidArgumentError, VerificationError
 from onewave.tiles.graph.builders import gemm, gemm_chain
 from onewave.tiles.graph.graph import Task, Tensor, TileGraph
 from onewave.tiles.order.policies import POLICIES, plan
-from onewave.tiles.order.schedule import Csr, Mode, Ring, Schedule, Syncs, share_buffers
+from onewave.tiles.order.schedule import Csr, Mode, Ring, Schedule, Syncs
 from onewave.tiles.proof import happens_before as verify_order
 from onewave.tiles.proof.happens_before import Places, unordered_pairs
 from onewave.tiles.proof.interpret import interpret
@@ -57,12 +57,6 @@ def test_an_order_that_runs_against_the_dependencies_is_a_deadlock_under_every_p
         for mode in Mode:
             backwards = plan(graph, range(len(graph.tasks))[::-1], policy, workers=2, mode=mode)
             assert rejection(backwards).kind == "deadlock"
-
-
-def test_a_ticket_order_that_is_no_linear_extension_is_a_deadlock():
-    graph = graph_of(("a", "", "x"), ("b", "x", "y"), ("c", "", "z"))
-    assert rejection(plan(graph, [1, 2, 0], "tile", mode=Mode.TICKET)).witness["cycle"] == ["a#0", "b#1"]
-    assert verify(plan(graph, [2, 0, 1], "tile", mode=Mode.TICKET, co_resident=1))
 
 
 def test_more_planned_workers_than_run_at_once_are_rejected():
@@ -115,57 +109,9 @@ def test_a_task_that_is_not_planned_once_is_named(queues, task, times):
     assert error.witness == {"task": task, "expected": 1, "got": times}
 
 
-def streamed(readers_of_first: int, release: int) -> Schedule:
-    """Worker 0 loads three weights into a ring of two slots; other workers use them."""
-    readers = [(f"use0{i}", "a", f"{i}") for i in range(readers_of_first)]
-    graph = graph_of(("load0", "", "a"), *readers, ("load1", "", "b"), ("use1", "b", "y"), ("load2", "", "c"))
-    n = len(graph.tasks)
-    loads = (0, n - 3, n - 1)
-    ring = Ring("weights", 2, loads, (release, n - 2, n - 1))
-    queues = [list(loads), *[[task] for task in range(n) if task not in loads]]
-    return plan(graph, range(n), "tile", queues=queues, rings=[ring])
-
-
-def test_a_ring_slot_reused_one_task_too_early_is_a_race():
-    # Two readers of the first weight; the slot may be filled again only when both have ended. Each runs elsewhere.
-    error = rejection(streamed(2, release=1))
-    assert error.kind == "race"
-    assert error.witness["pair"] == ["use01#2", "load2#5"]
-    assert error.witness["hazard"] == "WAR"
-    assert error.witness["slot"] == "weights slot 0"
-
-
-def test_a_ring_slot_released_by_its_only_reader_is_safe():
-    assert verify(streamed(1, release=1))
-
-
-def test_a_ring_with_too_few_slots_for_what_is_in_use_at_once_is_a_deadlock():
-    # `both` needs two weights at once, but the one slot is free again only when it has ended.
-    graph = graph_of(("load0", "", "a"), ("load1", "", "b"), ("both", "ab", "y"))
-    ring = Ring("weights", 1, (0, 1), (2, 2))
-    error = rejection(plan(graph, range(3), queues=[[0, 1], [2]], rings=[ring]))
-    assert error.kind == "deadlock"
-    assert set(error.witness["cycle"]) == {"load1#1", "both#2"}
-    assert verify(plan(graph, range(3), queues=[[0, 1], [2]], rings=[Ring("weights", 2, (0, 1), (2, 2))]))
-
-
 def layers() -> TileGraph:
     """Two layers; both write their activation, read by two tasks a layer."""
     return graph_of(("up0", "x", "a"), ("down0", "a", "y"), ("side0", "a", "s"), ("up1", "y", "b"), ("down1", "b", "z"))
-
-
-def test_an_activation_overwritten_by_the_next_layer_before_its_last_reader_is_a_race():
-    graph = layers()
-    place, names = share_buffers(graph, {"a": "act", "b": "act"})
-    schedule = plan(graph, range(5), "tile", workers=5)
-    assert verify(schedule)
-    error = rejection(dataclasses.replace(schedule, place=place, slot_name=names))
-    assert error.kind == "race"
-    assert error.witness == {"pair": ["side0#2", "up1#3"], "hazard": "WAR", "slot": "act:0", "tile": "b[0]"}
-
-
-def test_a_plan_that_knows_of_the_shared_activation_waits_for_its_last_reader():
-    assert verify(plan(layers(), range(5), "tile", workers=5, buffers={"a": "act", "b": "act"}))
 
 
 def test_a_token_that_overtakes_the_one_before_is_a_race():
