@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kit.blocks import check_pool
 from onewave.engine.engine import Engine
 from onewave.engine.params import SamplingParams
 from onewave.engine.request import Request
@@ -79,7 +80,7 @@ def together(runner: ModelRunner, asked: Sequence[Asked]) -> tuple[list[Request]
         found.append(engine.add(None, each.prompt, each.params, priority=each.priority))
     while engine.has_work:
         engine.step()
-    scheduler.pool.check()
+    check_pool(scheduler.pool)
     counts["cached"] = sum(request.num_cached_tokens or 0 for request in found)
     return found, counts
 

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from kit.blocks import check_pool, is_shared
 from onewave.base.errors import InvalidArgumentError
 from onewave.memory.block_pool import (
     AllBlocksCleared,
@@ -96,11 +97,11 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        self.pool.check()
+        check_pool(self.pool)
         assert self.told == self.known
         for block in range(BLOCKS):
             assert self.pool.references(block) == self.count(block)
-            assert self.pool.is_shared(block) == (self.count(block) > 1 or block in self.known.values())
+            assert is_shared(self.pool, block) == (self.count(block) > 1 or block in self.known.values())
         assert self.pool.num_free == sum(self.count(block) == 0 for block in range(BLOCKS))
 
 

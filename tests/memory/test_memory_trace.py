@@ -2,26 +2,16 @@
 
 import pytest
 
-from kit.alone.allocator_model import CountedMemory
 from onewave.base.errors import InvalidArgumentError
-from onewave.memory.allocator import Allocator
 from onewave.memory.plan import Lifetime
-from onewave.memory.trace import Trace, TraceRecorder
+from onewave.memory.trace import Event, Trace
 
 
-def test_an_allocators_trace_reads_as_it_was_written(tmp_path):
-    recorder = TraceRecorder("nowhere", "a test")
-    allocator = Allocator(CountedMemory(8))
-    before = allocator.allocate(1)
-    allocator.recorder = recorder
-    first = allocator.allocate(1000)
-    allocator.allocate(500)
-    allocator.free(before)
-    allocator.free(first)
-    recorder.trace.write(tmp_path / "trace.jsonl")
+def test_a_trace_reads_as_it_was_written(tmp_path):
+    written = Trace("nowhere", "a test", [Event(0, 1000, 3), Event(1, 500, 4), Event(0, None, 9)])
+    written.write(tmp_path / "trace.jsonl")
     trace = Trace.read(tmp_path / "trace.jsonl")
-    assert trace == recorder.trace
-    assert [event[:2] for event in trace.events] == [(0, 1000), (1, 500), (0, None)]
+    assert trace == written
     assert (trace.num_allocations, trace.peak_bytes) == (2, 1500)
     assert trace.lifetimes() == [Lifetime(1000, 0, 2), Lifetime(500, 1, 3)]
 

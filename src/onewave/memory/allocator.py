@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from typing import Protocol
 
 from onewave.base.errors import CapacityError, InvalidArgumentError, shown
 from onewave.memory.raw import RawMemory
@@ -31,18 +30,6 @@ BIG_PIECE_BYTES = 16 << 20
 """A piece for requests of up to half of this, so that several share it."""
 IDLE_SMALL_BYTES = 16 << 20
 """Idle pieces of the small pool beyond this go back. Less costs more raw calls, more keeps memory from others."""
-
-
-class Recorder(Protocol):
-    """A listener to every block's allocation and release; see memory.trace."""
-
-    def allocated(self, address: int, num_bytes: int) -> None:
-        """A block was handed out."""
-        ...
-
-    def freed(self, address: int) -> None:
-        """It was given back."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -118,16 +105,10 @@ class _Pool:
 
 
 class Allocator:
-    """Blocks of one device's memory, by address.
+    """Blocks of one device's memory, by address. idle_small_bytes: see IDLE_SMALL_BYTES."""
 
-    recorder: is told of every block. idle_small_bytes: see IDLE_SMALL_BYTES.
-    """
-
-    def __init__(
-        self, raw: RawMemory, *, recorder: Recorder | None = None, idle_small_bytes: int = IDLE_SMALL_BYTES
-    ) -> None:
-        self.raw, self.recorder = raw, recorder
-        self._idle_small_bytes = idle_small_bytes
+    def __init__(self, raw: RawMemory, *, idle_small_bytes: int = IDLE_SMALL_BYTES) -> None:
+        self.raw, self._idle_small_bytes = raw, idle_small_bytes
         self._small, self._big = _Pool(), _Pool()
         self._used: dict[int, _Block] = {}
         self._pieces: dict[int, int] = {}
@@ -155,8 +136,6 @@ class Allocator:
             self._used_bytes += block.size
             self._peak_used = max(self._peak_used, self._used_bytes)
             self._allocations += 1
-            if self.recorder is not None:
-                self.recorder.allocated(block.address, num_bytes)
             return block.address
 
     def free(self, address: int) -> None:
@@ -171,8 +150,6 @@ class Allocator:
             self._requested -= block.requested
             self._used_bytes -= block.size
             self._frees += 1
-            if self.recorder is not None:
-                self.recorder.freed(address)
             block.requested = None
             block = self._merged(block)
             block.pool.add(block)
@@ -200,30 +177,6 @@ class Allocator:
                 num_releases=self._releases,
                 largest_free_bytes=largest,
             )
-
-    def check(self) -> None:
-        """Assert that blocks fill their pieces without a gap, and that every list and sum agrees with them."""
-        with self._lock:
-            blocks = {**self._small.blocks, **self._big.blocks, **self._used}
-            assert len(blocks) == len(self._small.blocks) + len(self._big.blocks) + len(self._used)
-            left = set(blocks)
-            for begin, size in self._pieces.items():
-                block, at, before = blocks.get(begin), begin, None
-                while block is not None:
-                    left.remove(block.address)
-                    assert (block.address, block.previous, block.size % ALIGNMENT) == (at, before, 0)
-                    is_free = block.requested is None
-                    assert is_free == (block.address in block.pool.blocks) == (block.address not in self._used)
-                    assert before is None or not is_free or before.requested is not None, "free neighbours"
-                    before, at, block = block, at + block.size, block.next
-                assert at == begin + size
-            assert not left
-            for pool in (self._small, self._big):
-                assert pool.order == sorted((block.size, block.address) for block in pool.blocks.values())
-                assert pool.idle_bytes == sum(block.size for block in pool.blocks.values() if block.is_piece)
-            assert self._reserved == sum(self._pieces.values())
-            assert self._used_bytes == sum(block.size for block in self._used.values())
-            assert self._requested == sum(block.requested or 0 for block in self._used.values())
 
     def _reserve(self, size: int, pool: _Pool) -> _Block:
         """A free block that is a new piece. Where there is no memory, idle pieces go back first."""

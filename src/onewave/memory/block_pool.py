@@ -8,7 +8,7 @@ fresh    no sequence holds it, and its content is void
 
 `take` prefers fresh blocks and then evicts the cached one that was released longest ago. A full block gets its key by
 `seal`. The key is a chained hash of all tokens up to the block's end, so one lookup decides whether a whole prefix is
-the same. A block that others hold, or that is sealed, is copied before it is written (`is_shared`).
+the same. A block that others hold, or that is sealed, is copied before it is written.
 Every operation takes constant time a block. Results depend on the calls alone.
 """
 
@@ -120,10 +120,6 @@ class BlockPool:
         """Return how many sequences hold a block."""
         return self._references[block]
 
-    def is_shared(self, block: int) -> bool:
-        """Whether a block must be copied before it is written: others hold it too, or can find it by its key."""
-        return self._references[block] > 1 or self._keys[block] is not None
-
     def take(self, count: int) -> list[int] | None:
         """Return free blocks, held once from now on. Where there are too few: None, and nothing changes."""
         fresh, cached, references = self._fresh, self._cached, self._references
@@ -192,17 +188,6 @@ class BlockPool:
         self._cached.clear()
         if self.listener is not None:
             self.listener(AllBlocksCleared())
-
-    def check(self) -> None:
-        """Raise AssertionError unless every block is in exactly one state and every key leads to its block. Takes time
-        in proportion to the pool: for tests, and for an engine that is idle."""
-        free = [*self._fresh, *self._cached]
-        in_use = [block for block, count in enumerate(self._references) if count > 0]
-        assert min(self._references) >= 0
-        assert sorted([*free, *in_use]) == list(range(self.num_blocks)), "a block in no state, or in two"
-        assert {key: block for block, key in enumerate(self._keys) if key is not None} == self._block_of
-        assert all(self._keys[block] is None for block in self._fresh), "a fresh block with a key"
-        assert all(self._keys[block] is not None for block in self._cached), "a cached block without a key"
 
     def _forget(self, block: int) -> None:
         key = self._keys[block]

@@ -6,7 +6,6 @@
 """
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,31 +98,6 @@ class Trace:
             seen.add(block)
             trace.events.append(Event(block, num_bytes if begins else None, us))
         return trace
-
-
-class TraceRecorder:
-    """Records an Allocator's blocks (its `recorder`)."""
-
-    def __init__(self, device: str, source: str = "") -> None:
-        self.trace = Trace(device, source)
-        self._blocks: dict[int, int] = {}
-        self._count = 0
-        self._began = time.perf_counter_ns()
-
-    def allocated(self, address: int, num_bytes: int) -> None:
-        """See Recorder."""
-        self._blocks[address] = self._count
-        self.trace.events.append(Event(self._count, num_bytes, self._us()))
-        self._count += 1
-
-    def freed(self, address: int) -> None:
-        """See Recorder. Blocks that began before the trace did are left out."""
-        block = self._blocks.pop(address, None)
-        if block is not None:
-            self.trace.events.append(Event(block, None, self._us()))
-
-    def _us(self) -> int:
-        return (time.perf_counter_ns() - self._began) // 1000
 
 
 def _is_count(value: object) -> bool:

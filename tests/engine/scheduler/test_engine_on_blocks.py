@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.blocks import check_pool
 from kit.models.fake_model import VOCAB, FakeRunner, expected_tokens, make_engine, run_all
 from onewave.engine.params import SamplingParams
 from onewave.engine.request import Request
@@ -53,7 +54,7 @@ def test_a_tiny_cache_with_prefix_hits_and_preemptions_changes_no_token(
         prompt = [(token * 7 + family) % VOCAB for token in range(length)]
         requests.append(engine.add(None, prompt, params, priority=priority))
     run_all(engine)
-    engine._scheduler.pool.check()
+    check_pool(engine._scheduler.pool)
     for request in requests:
         for i, sample in enumerate(request.samples):
             key = stream_key(0, request.params.seed or 0, i)

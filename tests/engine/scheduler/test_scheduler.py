@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.blocks import check_pool, is_shared
 from onewave.base.errors import InvalidArgumentError
 from onewave.engine.scheduler.scheduler import Scheduler
 from onewave.engine.scheduler.sequence import PassLimits, Scheduled, StepPlan
@@ -35,7 +36,7 @@ def step(made: Scheduler) -> StepPlan:
     for row in [*plan.rows, *(each for each, _ in plan.chunks)]:
         if row.launched >= row.limit:
             made.remove(row.owner)
-    made.pool.check()
+    check_pool(made.pool)
     return plan
 
 
@@ -219,7 +220,7 @@ def test_nothing_is_lost_doubled_or_starved_and_blocks_hold_what_their_sequence_
         if live and data.draw(st.integers(0, 9)) == 0:
             made.remove(victim := data.draw(st.sampled_from(sorted(live))))
             del live[victim]
-        made.pool.check()
+        check_pool(made.pool)
     assert not live
     assert made.pool.num_free == made.pool.num_blocks
 
@@ -238,5 +239,5 @@ def write(made: Scheduler, written: dict[int, list[object]], sequence: Scheduled
         if position < begin:
             assert held[at] == token
         else:
-            assert not made.pool.is_shared(block), "a write to a block that others read"
+            assert not is_shared(made.pool, block), "a write to a block that others read"
             held[at] = token

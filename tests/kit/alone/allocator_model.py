@@ -76,7 +76,32 @@ class Model:
         assert found.requested_bytes == self.bytes
         assert found.num_allocations - found.num_frees == len(self.blocks)
         assert found.reserved_bytes == int(self.raw.taken.sum()) * PIECE_BYTES
-        self.allocator.check()
+        check_blocks(self.allocator)
+
+
+def check_blocks(allocator: Allocator) -> None:
+    """Assert that blocks fill their pieces without a gap, and that every list and sum agrees with them."""
+    with allocator._lock:
+        blocks = {**allocator._small.blocks, **allocator._big.blocks, **allocator._used}
+        assert len(blocks) == len(allocator._small.blocks) + len(allocator._big.blocks) + len(allocator._used)
+        left = set(blocks)
+        for begin, size in allocator._pieces.items():
+            block, at, before = blocks.get(begin), begin, None
+            while block is not None:
+                left.remove(block.address)
+                assert (block.address, block.previous, block.size % ALIGNMENT) == (at, before, 0)
+                is_free = block.requested is None
+                assert is_free == (block.address in block.pool.blocks) == (block.address not in allocator._used)
+                assert before is None or not is_free or before.requested is not None, "free neighbours"
+                before, at, block = block, at + block.size, block.next
+            assert at == begin + size
+        assert not left
+        for pool in (allocator._small, allocator._big):
+            assert pool.order == sorted((block.size, block.address) for block in pool.blocks.values())
+            assert pool.idle_bytes == sum(block.size for block in pool.blocks.values() if block.is_piece)
+        assert allocator._reserved == sum(allocator._pieces.values())
+        assert allocator._used_bytes == sum(block.size for block in allocator._used.values())
+        assert allocator._requested == sum(block.requested or 0 for block in allocator._used.values())
 
 
 def run_random(calls: int, *, seed: int = 0, most_live: int = 400) -> Model:
