@@ -57,7 +57,6 @@ def model(wheels):
         member="onewave_test_model/tiny.gguf",
         file_bytes=len(CONTENT),
         file_sha256=hashlib.sha256(CONTENT).hexdigest(),
-        license="Apache-2.0",
     )
 
 

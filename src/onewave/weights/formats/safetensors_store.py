@@ -10,7 +10,7 @@ from typing import Any, NoReturn, cast
 import torch
 from safetensors import safe_open
 
-from onewave.base.errors import UnsupportedError, WeightsError
+from onewave.base.errors import WeightsError
 from onewave.base.json_files import read_json_object
 from onewave.weights.formats.adapter import refuse_adapter_tensors
 from onewave.weights.formats.safetensors_header import read_header
@@ -20,7 +20,6 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_F8_DTYPES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
 class SafetensorsStore(WeightStore):
@@ -53,12 +52,8 @@ class SafetensorsStore(WeightStore):
         return cls(directory, tensors)
 
     def load(self, name: str) -> torch.Tensor:
-        """Return one tensor as a view of the mapped file. Raises WeightsError, UnsupportedError."""
+        """Return one tensor as a view of the mapped file. Raises WeightsError."""
         tensor = self.find(name)
-        if tensor.dtype in _F8_DTYPES and not hasattr(torch, _F8_DTYPES[tensor.dtype]):
-            raise UnsupportedError(
-                f"{tensor.file}: tensor {quote(name)} with this torch", got=tensor.dtype, next="Upgrade torch."
-            )
         try:
             return cast(torch.Tensor, self._handle(tensor.file).get_tensor(name))
         except Exception as error:

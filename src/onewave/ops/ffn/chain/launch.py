@@ -24,8 +24,8 @@ from onewave.ops.ffn.choose import ChainChoice
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.tiles.graph.builders import cuts
 from onewave.tiles.sim.trace import Trace
-from onewave.wave.launch.launch import ACTIVATIONS, POLLS, check_launch, co_resident
-from onewave.wave.launch.watch import measured_trace, stall_records, watch_words
+from onewave.wave.launch.launch import ACTIVATIONS, check_launch, co_resident
+from onewave.wave.launch.watch import POLLS, measured_trace, stall_records, watch_words
 
 # Polls of the warp that watches the first launch begin: it may have to wait for whatever else the GPU is doing.
 _PATIENT_POLLS = 1 << 23
@@ -48,9 +48,9 @@ class _State:
     partials: Tensor
     side: torch.cuda.Stream | None
 
-    def reset(self, lanes: tuple[np.ndarray[Any, np.dtype[np.int32]], ...], budget: int) -> None:
+    def reset(self, lanes: tuple[np.ndarray[Any, np.dtype[np.int32]], ...]) -> None:
         """As before the first launch."""
-        budgets = (*(budget for _ in lanes), _PATIENT_POLLS)
+        budgets = (*(POLLS for _ in lanes), _PATIENT_POLLS)
         sizes = (*(len(each) for each in lanes), 1)
         with torch.inference_mode():  # as they may have been made there
             for tensor in (self.counters, self.started, *self.epochs, self.host):
@@ -71,9 +71,9 @@ class Launch(NamedTuple):
 class Chain:
     """A plan bound to a device. Calls are launches on the current stream.
 
-    activation: silu, gelu or None. budget: polls of one wait before a launch gives up. test: a build that sleeps at
-    random before every task and every post. Each stream has buffers of its own; launches recorded into CUDA graphs
-    share one set, so graphs of one Chain must not run side by side.
+    activation: silu, gelu or None. test: a build that sleeps at random before every task and every post. Each stream
+    has buffers of its own; launches recorded into CUDA graphs share one set, so graphs of one Chain must not run side by
+    side.
     Raises UnsupportedError on a device without sm_90, or with fewer SMs than the plan has workers.
     """
 
@@ -86,11 +86,10 @@ class Chain:
         dtype: torch.dtype,
         *,
         activation: str | None = "silu",
-        budget: int = POLLS,
         test: bool = False,
     ):
         check_launch(self.what, device, max(plan.blocks), activation)
-        self.plan, self.device, self.dtype, self.test, self._budget = plan, device, dtype, test, budget
+        self.plan, self.device, self.dtype, self.test = plan, device, dtype, test
         tile = plan.tile
         self._records, self._waits, self._totals = (
             torch.from_numpy(words if words.size else np.zeros(2, dtype=np.int32)).to(device)
@@ -133,7 +132,7 @@ class Chain:
             partials=torch.empty(max(1, rows * outs * self._splits), dtype=torch.float32, device=device),
             side=torch.cuda.Stream(device) if len(plan.lanes) == 2 else None,
         )
-        made.reset(plan.lanes, self._budget)
+        made.reset(plan.lanes)
         return made
 
     def _state(self) -> _State:
@@ -219,7 +218,7 @@ class Chain:
             return
         torch.cuda.synchronize(self.device)
         found = [entry for watch in state.watches for entry in self._stalls(watch, state.counters.data_ptr())]
-        state.reset(self.plan.lanes, self._budget)
+        state.reset(self.plan.lanes)
         torch.cuda.synchronize(self.device)
         raise WaveStalled(
             f"{self.what} of {self.plan.workers} workers stalled",
