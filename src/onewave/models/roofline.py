@@ -6,9 +6,10 @@ from html import escape
 
 from onewave.base.gpus import GPU
 from onewave.models.profile import Part
-from onewave.tiles.sim.pictures import COLOURS, Picture
+from onewave.tiles.sim.pictures import COLOURS, WIDTH, Picture, head, words
 
-WIDTH, HEIGHT, LEFT, _BELOW = 720, 420, 64, 44
+HEIGHT, LEFT, _BELOW = 420, 64, 44
+ON_WHITE = "background:#fff;color:#222"
 
 
 def roofline(gpu: GPU, points: Sequence[tuple[Part, float]]) -> Picture:
@@ -28,13 +29,13 @@ def roofline(gpu: GPU, points: Sequence[tuple[Part, float]]) -> Picture:
 
     ridge = gpu.tflops * 1e3 / gpu.bandwidth
     roof = [(10**low, gpu.bandwidth * 1e9 * 10**low), (ridge, gpu.tflops * 1e12), (10**high, gpu.tflops * 1e12)]
-    out = [head(f"roofline of {gpu.name}")]
+    out = [head(WIDTH, HEIGHT, f"roofline of {gpu.name}", style=ON_WHITE)]
     for power in range(int(low), int(high) + 1):
-        out.append(tick(x(10**power), HEIGHT - _BELOW + 16, f"{10.0**power:g}", "middle"))
+        out.append(words(x(10**power), HEIGHT - _BELOW + 16, f"{10.0**power:g}", anchor="middle"))
     for power in range(int(floor), int(top) + 1):
-        out.append(tick(LEFT - 6, y(10**power) + 4, f"{10.0 ** (power - 12):g}", "end"))
-    out.append(tick((WIDTH + LEFT) / 2, HEIGHT - 6, "FLOPs a byte of device memory", "middle"))
-    out.append(tick(LEFT, 12, f"TFLOP/s; {gpu.name}: {gpu.tflops:g} TFLOP/s, {gpu.bandwidth:,} GB/s", "start"))
+        out.append(words(LEFT - 6, y(10**power) + 4, f"{10.0 ** (power - 12):g}", anchor="end"))
+    out.append(words((WIDTH + LEFT) / 2, HEIGHT - 6, "FLOPs a byte of device memory", anchor="middle"))
+    out.append(words(LEFT, 12, f"TFLOP/s; {gpu.name}: {gpu.tflops:g} TFLOP/s, {gpu.bandwidth:,} GB/s"))
     line = " ".join(f"{x(at):.1f},{y(rate):.1f}" for at, rate in roof)
     out.append(f'<polyline points="{line}" fill="none" stroke="currentColor" stroke-width="1.5"/>')
     names = list(dict.fromkeys(part.name for part, _ in shown))
@@ -49,18 +50,5 @@ def roofline(gpu: GPU, points: Sequence[tuple[Part, float]]) -> Picture:
     for number, name in enumerate(names):
         across = LEFT + 12 + number * 82
         out.append(f'<circle cx="{across}" cy="28" r="4" fill="{COLOURS[number % len(COLOURS)]}"/>')
-        out.append(tick(across + 8, 32, name, "start"))
+        out.append(words(across + 8, 32, name))
     return Picture("".join([*out, "</svg>"]))
-
-
-def head(title: str, height: float = HEIGHT) -> str:
-    """Begin a picture."""
-    size = f'viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" height="{height:.0f}"'
-    style = 'style="background:#fff;color:#222" font-family="sans-serif"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style} role="img"><title>{escape(title)}</title>'
-
-
-def tick(x: float, y: float, text: str, anchor: str) -> str:
-    """Write a small text."""
-    style = f'font-size="11" text-anchor="{anchor}" fill="currentColor"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'

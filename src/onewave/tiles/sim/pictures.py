@@ -36,8 +36,8 @@ def order_picture(rows: int, cols: int, tiles: Sequence[tuple[int, int]], title:
     """Draw the path through a grid, from green to blue, with the first tile marked."""
     cell = max(4.0, min(48.0, WIDTH / max(cols, 1), 560 / max(rows, 1)))
     width, height = cell * cols, cell * rows
-    parts = [_head(width + 2, height + 26, f"order {title} on {rows} by {cols} tiles")]
-    parts.append(f'<text x="1" y="14" font-size="13" fill="currentColor">{escape(title)}: {rows} x {cols}</text>')
+    parts = [head(width + 2, height + 26, f"order {title} on {rows} by {cols} tiles")]
+    parts.append(words(1, 14, f"{title}: {rows} x {cols}", size=13))
     parts.append('<g transform="translate(1 22)">')
     lines = [f"M0 {cell * r:g}H{width:g}" for r in range(rows + 1)] + [
         f"M{cell * c:g} 0V{height:g}" for c in range(cols + 1)
@@ -55,11 +55,7 @@ def order_picture(rows: int, cols: int, tiles: Sequence[tuple[int, int]], title:
     if points:
         parts.append(f'<circle cx="{points[0][0]:g}" cy="{points[0][1]:g}" r="{cell / 5:g}" fill="hsl(130 55% 40%)"/>')
     if cell >= 22:
-        size = f'font-size="{cell / 4:g}" fill="currentColor"'
-        parts += [
-            f'<text x="{cell * c + 3:g}" y="{cell * (r + 1) - 3:g}" {size}>{at}</text>'
-            for at, (r, c) in enumerate(tiles)
-        ]
+        parts += [words(cell * c + 3, cell * (r + 1) - 3, str(at), size=cell / 4) for at, (r, c) in enumerate(tiles)]
     return Picture("".join([*parts, "</g></svg>"]))
 
 
@@ -68,15 +64,11 @@ def timeline_picture(bars: Sequence[Bar], lanes: Sequence[str], end: float, unit
     lane_height = max(3.0, min(18.0, 480 / max(len(lanes), 1)))
     left, scale = 46.0, (WIDTH - 46.0) / end if end > 0 else 0.0
     height = lane_height * len(lanes) + 46
-    parts = [_head(WIDTH, height, f"timeline of {title}")]
-    parts.append(
-        f'<text x="1" y="14" font-size="13" fill="currentColor">{escape(title)}: {end:,.0f} {escape(unit)}</text>'
-    )
+    parts = [head(WIDTH, height, f"timeline of {title}"), words(1, 14, f"{title}: {end:,.0f} {unit}", size=13)]
     every = max(1, int(12 // lane_height))
     for place, lane in enumerate(lanes):
         if place % every == 0:
-            y = 22 + lane_height * (place + 0.8)
-            parts.append(f'<text x="1" y="{y:g}" font-size="9" fill="currentColor">{escape(lane)}</text>')
+            parts.append(words(1, 22 + lane_height * (place + 0.8), lane, size=9))
     groups = {group: None for bar in bars for group in (bar.group,)}
     colour = {group: COLOURS[at % len(COLOURS)] for at, group in enumerate(groups)}
     shown = sorted(bars, key=lambda bar: bar.wait_start - bar.end)[:MAX_BARS]
@@ -89,22 +81,27 @@ def timeline_picture(bars: Sequence[Bar], lanes: Sequence[str], end: float, unit
     x, y = left, height - 8
     for group in list(groups)[:8]:
         parts.append(_rect(x, y - 8, 8, 8, colour[group]))
-        parts.append(
-            f'<text x="{x + 11:g}" y="{y:g}" font-size="10" fill="currentColor">{escape(group or "run")}</text>'
-        )
+        parts.append(words(x + 11, y, group or "run"))
         x += 24 + 6 * len(group or "run")
     parts.append(_rect(x, y - 8, 8, 8, IDLE))
-    parts.append(f'<text x="{x + 11:g}" y="{y:g}" font-size="10" fill="currentColor">wait</text>')
+    parts.append(words(x + 11, y, "wait"))
     if len(shown) < len(bars):
-        parts.append(f'<text x="1" y="{y:g}" font-size="9" fill="currentColor">{len(shown)}/{len(bars)}</text>')
+        parts.append(words(1, y, f"{len(shown)}/{len(bars)}", size=9))
     return Picture("".join([*parts, "</svg>"]))
 
 
-def _head(width: float, height: float, label: str) -> str:
+def head(width: float, height: float, label: str, *, style: str = "") -> str:
+    """Begin a picture. style: CSS of all of it."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(label)}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(label)}" style="{style}" '
         f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" font-family="sans-serif">'
     )
+
+
+def words(x: float, y: float, text: str, *, size: float = 10, anchor: str = "start") -> str:
+    """Write a text. anchor: which end of it is at x, or its middle."""
+    style = f'font-size="{size:g}" text-anchor="{anchor}" fill="currentColor"'
+    return f'<text x="{x:.5g}" y="{y:.5g}" {style}>{escape(text)}</text>'
 
 
 def _rect(x: float, y: float, width: float, height: float, fill: str) -> str:

@@ -72,8 +72,8 @@ class Chain:
     """A plan bound to a device. Calls are launches on the current stream.
 
     activation: silu, gelu or None. test: a build that sleeps at random before every task and every post. Each stream
-    has buffers of its own; launches recorded into CUDA graphs share one set, so graphs of one Chain must not run side by
-    side.
+    has buffers of its own; launches recorded into CUDA graphs share one set, so graphs of one Chain must not run at the
+    same time.
     Raises UnsupportedError on a device without sm_90, or with fewer SMs than the plan has workers.
     """
 
