@@ -217,7 +217,7 @@ BAD = {
     "rows a band": [f"simulate gemm 64 64 64 --order=grouped:{rows}" for rows in ("0", "1_0", "\u0668")],
     "64tiles": [f"simulate gemm 64 64 64 --cache {count}tiles" for count in ("\u0668", "0", "9" * 5000)],
     "lru, fifo, belady": [
-        "simulate gemm 64 64 64 --level smem=228KiB:scratchpad",
+        "simulate gemm 64 64 64 --level smem=228KiB:clock",
         "simulate gemm 64 64 64 --policy clock",
     ],
     "128x128x64": ["simulate gemm 64 64 64 --tile 0x1x1"],

@@ -162,7 +162,6 @@ def test_a_par_in_a_loop_of_many_steps_is_checked_without_a_pass_over_all_edges_
         ("level L2 1MB clock", "line 1: clock; allowed: lru, fifo, belady"),
         ("level L2 1MB\nlevel L2 2MB", "line 2: L2; allowed: a new name"),
         ("level memory 1MB", "line 1: memory; allowed: a new name"),
-        ("level L2 1MB scratchpad", "nothing says which tensors"),
         ("op mul", "RESULT"),
         ("dim M=1\nop a Y[M] = X[M]\nop a Z[M] = X[M]\ntree a", "line 3: a; allowed: a new name"),
         ("op a Y[M] = X[M]", "dimension M"),

@@ -108,14 +108,6 @@ def test_belady_gives_up_a_tile_that_is_overwritten_before_it_is_read():
     assert chr(int(result.evicted_tile[0])) == "b"
 
 
-def test_an_explicit_scratchpad_holds_what_it_is_told_to_and_lets_the_rest_pass():
-    kept = Stream(*(getattr(stream("abab"), name) for name in ("tile", "is_write", "nbytes")), keep=[ord("a")])
-    result = replay("scratchpad", kept, 1)
-    assert result.hit.tolist() == [False, False, True, False]
-    with pytest.raises(InvalidArgumentError, match="at least 2"):
-        replay("scratchpad", Stream(kept.tile, kept.is_write, kept.nbytes, keep=[ord("a"), ord("b")]), 1)
-
-
 accesses = st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_size=40)
 
 
@@ -152,7 +144,7 @@ def test_belady_loads_no_more_bytes_than_lru_or_fifo(items, capacity, uneven):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: replay("clock", stream("a"), 1), "lru, fifo, belady, scratchpad"),
+        (lambda: replay("clock", stream("a"), 1), "lru, fifo, belady"),
         (lambda: replay("lru", stream("a", nbytes=9), 8), "at least the largest tile, 9"),
         (lambda: panel_loads(3, 3, ROW, 1), "2 or more"),
         (lambda: panel_loads(3, 3, [(3, 0)], 2), "inside the 3 x 3 grid"),

@@ -29,7 +29,8 @@ from onewave.gpu.launch import launch_kernel
 from onewave.ops.sampling.draw_impl import clear_draws, draw_of
 from onewave.ops.sampling.rounds_impl import clear_rounds
 from onewave.ops.sampling.triton_impl import PIECE, max_of_pieces
-from onewave.wave.launch.watch import POLLS, watch_words
+from onewave.wave.launch.launch import POLLS
+from onewave.wave.launch.watch import watch_words
 
 MAX_ROWS = 16
 """Rows that are sampled side by side; of more, each would have too few blocks."""

@@ -37,7 +37,6 @@ MAX_CHARACTERS = 100_000
 MAX_DEPTH = 32
 NAME = r"[A-Za-z_][A-Za-z0-9_]{0,39}"
 Range = tuple[int, int]
-_POLICIES = ", ".join(policy for policy in CACHES if policy != "scratchpad")
 
 
 @dataclass(frozen=True)
@@ -156,10 +155,8 @@ def _level(read: Text, words: list[str], number: int) -> CacheLevel:
     policies = [word for word in words[2:] if word != "private"] or ["lru"]
     if len(policies) > 1:
         raise _wrong(number, " ".join(policies), "one policy")
-    if policies == ["scratchpad"]:
-        raise _wrong(number, "scratchpad", f"{_POLICIES}: nothing says which tensors a scratchpad keeps")
     if policies[0] not in CACHES:
-        raise _wrong(number, policies[0], _POLICIES)
+        raise _wrong(number, policies[0], ", ".join(CACHES))
     try:
         return CacheLevel(words[0], parse_bytes(words[1]), policy=policies[0], private="private" in words[2:])
     except InvalidArgumentError as error:

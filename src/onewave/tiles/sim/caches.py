@@ -1,4 +1,4 @@
-"""Caches that replay a stream of tile accesses: least recently used, first in first out, Belady, explicit scratchpad.
+"""Caches that replay a stream of tile accesses: least recently used, first in first out, Belady.
 
 All write back: a written tile is stored when it is evicted or, at the end, flushed. A write to an absent tile makes
 room but loads nothing, for a task writes whole tiles; a task that accumulates lists the tile as a read too, and that
@@ -7,7 +7,7 @@ loads.
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,14 +25,12 @@ class Stream:
 
     tile: int64 numbers, any. is_write: bool. nbytes: int64 bytes of each access's tile (1 each to count in tiles).
     group: None, or int64 per access: while a group's accesses run, tiles that it has touched are not evicted.
-    keep: tile numbers that an explicit scratchpad holds; the other caches ignore it.
     """
 
     tile: Ints
     is_write: Bools
     nbytes: Ints
     group: Ints | None = None
-    keep: Collection[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,6 @@ class Dense:
     size: list[int]
     group: list[int] | None
     next_read: Callable[[], list[int]]
-    keep: Bools
     missed: list[int] = field(default_factory=list[int])
     evicted_at: list[int] = field(default_factory=list[int])
     evicted: list[int] = field(default_factory=list[int])
@@ -88,7 +85,7 @@ def replay(policy: str, stream: Stream, capacity: int) -> CacheResult:
     """
     run = CACHES[check_one_of("cache policy", policy, CACHES)]
     largest = int(stream.nbytes.max()) if len(stream.nbytes) else 0
-    if policy != "scratchpad" and capacity < largest:
+    if capacity < largest:
         raise InvalidArgumentError(
             "cache capacity", got=f"{capacity:,}", allowed=f"at least the largest tile, {largest:,}"
         )
@@ -116,14 +113,12 @@ def _run(run: Callable[[Dense, int], None], stream: Stream, capacity: int) -> Ca
     numbers, first, tile = np.unique(stream.tile, return_index=True, return_inverse=True)
     tile = tile.reshape(-1).astype(np.int64)
     size = stream.nbytes[first] if len(first) else np.zeros(0, dtype=np.int64)
-    keep = np.isin(numbers, np.array(() if stream.keep is None else list(stream.keep), dtype=np.int64))
     dense = Dense(
         tile=tile.tolist(),
         is_write=stream.is_write.tolist(),
         size=size.tolist(),
         group=None if stream.group is None else stream.group.tolist(),
         next_read=lambda: next_reads(tile, stream.is_write).tolist(),
-        keep=keep,
     )
     run(dense, capacity)
     hit = np.ones(len(tile), dtype=np.bool_)
@@ -244,35 +239,6 @@ def belady(run: Dense, capacity: int) -> None:
     _flush(run, resident)
 
 
-def scratchpad(run: Dense, capacity: int) -> None:
-    """Hold exactly the tiles named in `keep`, each from its first access to its last; all else passes through."""
-    last = {tile: place for place, tile in enumerate(run.tile)}
-    resident: dict[int, bool] = {}
-    used, keep = 0, run.keep.tolist()
-    for place, (tile, write) in enumerate(zip(run.tile, run.is_write, strict=True)):
-        if tile in resident:
-            resident[tile] = resident[tile] or write
-        else:
-            run.missed.append(place)
-            if not keep[tile]:
-                if write:
-                    run.evict(place, tile, True)
-                continue
-            resident[tile] = write
-            used += run.size[tile]
-            if used > capacity:
-                raise InvalidArgumentError(
-                    "scratchpad capacity",
-                    got=f"{capacity:,}",
-                    allowed=f"at least {used:,}, live at access {place}",
-                    next="Keep fewer tensors.",
-                )
-        if last[tile] == place:
-            used -= run.size[tile]
-            run.evict(place, tile, resident.pop(tile))
-    _flush(run, resident)
-
-
 def _flush(run: Dense, resident: dict[int, bool]) -> None:
     for tile, dirty in resident.items():
         if dirty:
@@ -283,10 +249,5 @@ def _too_small(capacity: int) -> InvalidArgumentError:
     return InvalidArgumentError("cache capacity", got=f"{capacity:,}", allowed="room for all that one step touches")
 
 
-CACHES: dict[str, Callable[[Dense, int], None]] = {
-    "lru": lru,
-    "fifo": fifo,
-    "belady": belady,
-    "scratchpad": scratchpad,
-}
+CACHES: dict[str, Callable[[Dense, int], None]] = {"lru": lru, "fifo": fifo, "belady": belady}
 """Replacement policies by name."""

@@ -21,8 +21,7 @@ def _positive(what: str, value: float) -> None:
 class CacheLevel:
     """One cache. capacity: bytes. bandwidth: bytes/ns that it serves, all workers together. policy: a name in CACHES.
 
-    private: every worker has one of this capacity; else all share it. keep: names of tensors that an explicit
-    scratchpad holds. Raises InvalidArgumentError.
+    private: every worker has one of this capacity; else all share it. Raises InvalidArgumentError.
     """
 
     name: str
@@ -30,7 +29,6 @@ class CacheLevel:
     bandwidth: float = 5500.0
     policy: str = "lru"
     private: bool = False
-    keep: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_one_of("cache policy", self.policy, CACHES)
@@ -50,12 +48,10 @@ class Machine:
     1/co_resident of its speed. queues: "ticket" (a free worker takes the next task of the order) or "static" (task i
     of the order belongs to lane i mod lanes, unless simulate is given queues). levels: caches from the workers
     outwards; behind the last is the memory. flops_per_ns, memory_bandwidth (bytes/ns): of the whole machine.
-    lane_bandwidth: the most memory bandwidth that one lane can draw, by default four fair shares; never more than
-    one where lanes read ahead. task_ns: what each task costs on top of its work; task_costs: the same by Task.name
-    where it differs. wait_ns: what looking at one counter of a sync policy costs. skew: steps by which each lane of
-    a wave lags behind the one before. hand_offs: ns from a producer's end to a task's first possible start, by
-    Task.name; none between tasks of a lane's own queue, unless a sync policy's counter lies between them.
-    ahead_bytes: what a lane may have read of its coming tasks while it waits, as a ring of weight tiles does.
+    task_ns: what each task costs on top of its work; task_costs: the same by Task.name where it differs. skew: steps
+    by which each lane of a wave lags behind the one before. hand_offs: ns from a producer's end to a task's first
+    possible start, by Task.name; none between tasks of a lane's own queue, unless a sync policy's counter lies between
+    them. ahead_bytes: what a lane may have read of its coming tasks while it waits, as a ring of weight tiles does.
     lane_speeds: the share of memory bandwidth that each lane gets; 1 for lanes beyond them. Their mean counts as 1.
     Raises InvalidArgumentError.
 
@@ -69,10 +65,8 @@ class Machine:
     levels: tuple[CacheLevel, ...] = H200_LEVELS
     flops_per_ns: float = 989_000.0
     memory_bandwidth: float = 4650.0
-    lane_bandwidth: float | None = None
     task_ns: float = 500.0
     task_costs: Mapping[str, float] = field(default_factory=dict[str, float])
-    wait_ns: float = 0.0
     skew: float = 0.0
     hand_offs: Mapping[str, float] = field(default_factory=dict[str, float])
     ahead_bytes: float = 0.0
@@ -87,12 +81,9 @@ class Machine:
         check_one_of("queues", self.queues, ("ticket", "static"))
         _positive("flops_per_ns", self.flops_per_ns)
         _positive("memory_bandwidth", self.memory_bandwidth)
-        if self.lane_bandwidth is not None:
-            _positive("lane_bandwidth", self.lane_bandwidth)
-        _positive("lane_bandwidth", self.max_a_lane)
+        _positive("memory_bandwidth of a lane", self.max_a_lane)
         for what, value in (
             ("task_ns", self.task_ns),
-            ("wait_ns", self.wait_ns),
             ("skew", self.skew),
             ("ahead_bytes", self.ahead_bytes),
             *self.task_costs.items(),
@@ -119,10 +110,7 @@ class Machine:
 
     @property
     def max_a_lane(self) -> float:
-        """The most memory bandwidth that one lane can draw, bytes/ns."""
+        """The most memory bandwidth that one lane can draw, bytes/ns: four fair shares, or one where lanes that wait
+        read ahead with theirs."""
         share = self.memory_bandwidth / self.lanes
-        if self.lane_bandwidth is not None:
-            return min(self.lane_bandwidth, share) if self.ahead_bytes else self.lane_bandwidth
-        if self.ahead_bytes:  # lanes that wait use theirs
-            return share
-        return min(self.memory_bandwidth, 4 * share)
+        return share if self.ahead_bytes else min(self.memory_bandwidth, 4 * share)

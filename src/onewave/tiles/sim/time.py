@@ -218,7 +218,6 @@ def run_lanes(
     else:
         syncs = plan(graph, order, sync, mode=Mode.TICKET).syncs
         after = by_counters(n, syncs)
-        start_up = start_up + machine.wait_ns * np.diff(syncs.waits.start)
     hand_off = np.array([machine.hand_offs.get(task.name, 0.0) for task in graph.tasks], dtype=np.float64)
     running = Lanes(after, start_up + work, from_memory, machine, given, hand_off)
     running.run(min(lanes, max(n, 1)) if len(given) == 1 else lanes)

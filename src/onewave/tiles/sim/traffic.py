@@ -103,13 +103,12 @@ def _flow(graph: TileGraph, order: Ints, machine: Machine, mode: str) -> tuple[F
 
 def _through(graph: TileGraph, flow: Flow, level: CacheLevel) -> tuple[Flow, LevelTraffic]:
     """One level: returns what it passes on, in order, and its account."""
-    keep = _kept_tiles(graph, level)
     if level.private:
-        hit, evictions = _private_hits(graph, flow, level, keep)
+        hit, evictions = _private_hits(graph, flow, level)
         passed = _pick(flow, np.flatnonzero(~hit | flow.is_write))
         result = None
     else:
-        result = replay(level.policy, Stream(flow.tile, flow.is_write, flow.nbytes, keep=keep.tolist()), level.capacity)
+        result = replay(level.policy, Stream(flow.tile, flow.is_write, flow.nbytes), level.capacity)
         hit, evictions = result.hit, int((result.evicted_at < len(flow.tile)).sum())
         passed = _passed_on(graph, flow, result)
     stored = int(passed.nbytes[passed.is_write].sum())
@@ -145,20 +144,18 @@ def _passed_on(graph: TileGraph, flow: Flow, result: CacheResult) -> Flow:
     )
 
 
-def _private_hits(graph: TileGraph, flow: Flow, level: CacheLevel, keep: Ints) -> tuple[Bools, int]:
+def _private_hits(graph: TileGraph, flow: Flow, level: CacheLevel) -> tuple[Bools, int]:
     """A cache per lane. They write through, and a tile that any lane has rewritten since is a miss."""
     by_tile = np.argsort(flow.tile, kind="stable")
     writes = np.cumsum(flow.is_write[by_tile])
     version = np.empty(len(flow.tile), dtype=np.int64)
     version[by_tile] = writes
     key = flow.tile + version * max(graph.num_tiles, 1)
-    kept = np.unique(key[np.isin(flow.tile, keep)]) if len(keep) else keep
     hit = np.zeros(len(flow.tile), dtype=np.bool_)
     evictions = 0
     by_lane = np.argsort(flow.lane, kind="stable")
     for mine in np.split(by_lane, np.flatnonzero(np.diff(flow.lane[by_lane])) + 1):
-        stream = Stream(key[mine], flow.is_write[mine], flow.nbytes[mine], keep=kept.tolist())
-        result = replay(level.policy, stream, level.capacity)
+        result = replay(level.policy, Stream(key[mine], flow.is_write[mine], flow.nbytes[mine]), level.capacity)
         hit[mine] = result.hit
         evictions += int((result.evicted_at < len(mine)).sum())
     return hit, evictions
@@ -166,17 +163,6 @@ def _private_hits(graph: TileGraph, flow: Flow, level: CacheLevel, keep: Ints) -
 
 def _pick(flow: Flow, at: npt.NDArray[np.intp]) -> Flow:
     return Flow(flow.tile[at], flow.is_write[at], flow.nbytes[at], flow.owner[at], flow.lane[at])
-
-
-def _kept_tiles(graph: TileGraph, level: CacheLevel) -> Ints:
-    tiles: list[int] = []
-    for name in level.keep:
-        if name not in graph.tensors:
-            raise InvalidArgumentError(
-                f"{level.name}: keep", got=shown(name), allowed=", ".join(list(graph.tensors)[:12])
-            )
-        tiles += range(graph.tile_offset[name], graph.tile_offset[name] + graph.tensors[name].num_tiles)
-    return np.array(tiles, dtype=np.int64)
 
 
 def _by_tensor(graph: TileGraph, flow: Flow, hit: Bools, passed: Flow) -> tuple[TensorTraffic, ...]:

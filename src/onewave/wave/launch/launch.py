@@ -33,6 +33,10 @@ from onewave.wave.weights.pack import WeightStream
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
 """The kernel's ACT by the name of an activation function."""
 
+POLLS = 1 << 18
+"""Polls of one wait before a launch gives up: tenths of a second, where a wait takes microseconds. With fewer a slow
+launch is refused; with more a stalled one blocks the GPU longer."""
+
 _EXCHANGE_WARPS = 8
 
 
@@ -249,7 +253,7 @@ class Wave:
         return logits
 
     def _new_state(self) -> LaunchState:
-        return LaunchState.made(self.program, self.device)
+        return LaunchState.made(self.program, POLLS, self.device)
 
     def _state(self) -> LaunchState:
         if torch.cuda.is_current_stream_capturing():
@@ -351,7 +355,7 @@ class Wave:
         torch.cuda.synchronize(self.device)
         addresses = (state.exchange.data_ptr(), state.counters.data_ptr())
         found = stalls(self.program, state.watch.cpu().numpy(), *addresses)
-        state.reset(self.program)
+        state.reset(self.program, POLLS)
         torch.cuda.synchronize(self.device)
         raise WaveStalled(
             f"wave of {self.program.workers} workers stalled",

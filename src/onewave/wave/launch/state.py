@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onewave.wave.launch.watch import POLLS, watch_words
+from onewave.wave.launch.watch import watch_words
 from onewave.wave.plan.program import WaveProgram
 
 
@@ -26,7 +26,7 @@ class LaunchState:
     host: Tensor
 
     @classmethod
-    def made(cls, program: WaveProgram, device: torch.device) -> "LaunchState":
+    def made(cls, program: WaveProgram, budget: int, device: torch.device) -> "LaunchState":
         """Allocate buffers for launches of a program."""
 
         def words(count: int) -> Tensor:
@@ -39,14 +39,14 @@ class LaunchState:
             watch=words(len(watch_words(program.workers, 0, 0))),
             host=torch.zeros(1, dtype=torch.int32, pin_memory=True),
         )
-        state.reset(program)
+        state.reset(program, budget)
         return state
 
-    def reset(self, program: WaveProgram) -> None:
+    def reset(self, program: WaveProgram, budget: int) -> None:
         """Set all buffers to their state before the first launch."""
         with torch.inference_mode():  # as they may have been made there
             self.exchange.fill_(-1)
             self.epochs.zero_()
             self.counters.zero_()
             self.host.zero_()
-            self.watch.copy_(torch.from_numpy(watch_words(program.workers, POLLS, self.host.data_ptr())))
+            self.watch.copy_(torch.from_numpy(watch_words(program.workers, budget, self.host.data_ptr())))

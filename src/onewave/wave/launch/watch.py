@@ -10,9 +10,6 @@ from onewave.tiles.sim.trace import Trace
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.regions import Region
 
-POLLS = 1 << 18
-"""Polls of one wait before a launch gives up: tenths of a second, where a wait takes microseconds. With fewer a slow
-launch is refused; with more a stalled one blocks the GPU longer."""
 HEADER_WORDS, RECORD_WORDS = 16, 8
 _COUNTER, _DATA = 1, 2
 

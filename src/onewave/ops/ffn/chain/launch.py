@@ -24,8 +24,8 @@ from onewave.ops.ffn.choose import ChainChoice
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.tiles.graph.builders import cuts
 from onewave.tiles.sim.trace import Trace
-from onewave.wave.launch.launch import ACTIVATIONS, check_launch, co_resident
-from onewave.wave.launch.watch import POLLS, measured_trace, stall_records, watch_words
+from onewave.wave.launch.launch import ACTIVATIONS, POLLS, check_launch, co_resident
+from onewave.wave.launch.watch import measured_trace, stall_records, watch_words
 
 # Polls of the warp that watches the first launch begin: it may have to wait for whatever else the GPU is doing.
 _PATIENT_POLLS = 1 << 23
