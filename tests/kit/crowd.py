@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kit.blocks import check_pool
+from kit.serving.blocks import check_pool
 from onewave.engine.engine import Engine
 from onewave.engine.params import SamplingParams
 from onewave.engine.request import Request

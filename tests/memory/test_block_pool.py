@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kit.blocks import check_pool, is_shared
+from kit.serving.blocks import check_pool, is_shared
 from onewave.base.errors import InvalidArgumentError
 from onewave.memory.block_pool import (
     AllBlocksCleared,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.blocks import check_pool
 from kit.models.fake_model import VOCAB, FakeRunner, expected_tokens, make_engine, run_all
+from kit.serving.blocks import check_pool
 from onewave.engine.params import SamplingParams
 from onewave.engine.request import Request
 from onewave.engine.scheduler.sequence import PassLimits

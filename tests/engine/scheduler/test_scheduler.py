@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.blocks import check_pool, is_shared
+from kit.serving.blocks import check_pool, is_shared
 from onewave.base.errors import InvalidArgumentError
 from onewave.engine.scheduler.scheduler import Scheduler
 from onewave.engine.scheduler.sequence import PassLimits, Scheduled, StepPlan
