@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kit.analysers.wave_source import HURRIED
-from kit.compiled import FILE, committed, stale
+from kit.compiled import FILE, REGISTERS_AN_SM, SHARED_A_BLOCK, committed, stale
 from kit.processes import python
 
 TESTS = Path(__file__).parent
@@ -74,6 +74,49 @@ def test_the_file_is_sorted_has_a_line_a_case_and_names_no_place() -> None:
     assert list(json.loads(text)) == sorted(json.loads(text))
     assert len(text.splitlines()) == len(committed()) + 2
     assert not re.search(r"/\w+/|\.py\b", text)
+
+
+def test_every_block_of_every_kernel_fits_the_device_it_is_for() -> None:
+    """A float32 bias once took more shared memory than there is from 136 columns on: it is copied ahead, too."""
+    for case, report in committed().items():
+        assert report["shared"] <= SHARED_A_BLOCK[report["sm"]], case
+        # Registers come in lots of 8 a thread.
+        assert -(-report["registers"] // 8) * 8 * report["threads"] <= REGISTERS_AN_SM, case
+
+
+# Bytes of stack. Triton's kernels may take a few outside their loops, or where operands are as wide as they come;
+# Hopper's have a frame of 32 that nothing is stored in, and with a softcap or in float8 one word or a few.
+MAY_SPILL = {
+    "attention fp8 D128 causal": 24, "attention fp8 D128 causal window packed softcap lse": 8,
+    "attention gluon D64": 32, "attention gluon D128": 32, "attention gluon D128 causal few tiles": 32,
+    "attention gluon D256": 32, "attention gluon D128 softcap": 40, "attention triton D256 bf16 bias": 648,
+    "attention triton D256 bool mask": 496, "attention triton D256 fp32 bias": 816,
+    "attention triton D256 fp32 bias odd": 1616, "attention triton D64 bool mask": 32,
+    "attention triton D64 fp32 bias sm_89": 552, "decode triton 16 rows 5 queries D40": 32,
+    "decode triton 16 rows 8 queries": 32, "decode triton 16 rows 8 queries D120 pages of 16": 128,
+    "decode triton 16 rows 8 queries int8": 320, "decode triton 16 rows mmha fp32 mask int8 out": 32,
+}  # fmt: skip
+
+
+def test_no_kernel_spills_but_those_that_may() -> None:
+    spilled = {case: report for case, report in committed().items() if report["stack"] + report["STL"] + report["LDL"]}
+    assert {case: each["stack"] for case, each in spilled.items() if each["stack"] > MAY_SPILL.get(case, -1)} == {}
+
+
+@pytest.mark.parametrize(
+    "finding",
+    [
+        "early",  # arrivals before what they announce
+        "lost",  # buffers that nobody reads
+        "endless",  # loops whose condition never changes
+        "torn",  # reductions through shared memory that another partition uses
+        "unset",  # registers that only another branch has set: ptxas 12.8 made such a kernel of head_dim 64
+    ],
+)
+def test_analysers_find_nothing_in_any_kernel(finding: str) -> None:
+    looked_at = {case: report[finding] for case, report in committed().items() if finding in report}
+    assert len(looked_at) > 40
+    assert {case: found for case, found in looked_at.items() if found} == {}
 
 
 def test_one_statement_more_in_any_function_of_any_kernel_is_seen(looked_at: dict[str, Any]) -> None:

@@ -1,8 +1,5 @@
 """merge_attention: partial results over disjoint keys become the whole, in any tree of merges."""
 
-import os
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
@@ -13,6 +10,7 @@ from torch import Tensor
 
 from kit.operands.random import DEVICE
 from kit.operands.random import randn_here as randn
+from kit.processes import python
 from onewave.base.device import Device
 from onewave.base.errors import InvalidArgumentError, ShapeError, UnsupportedError
 from onewave.ops.merge_attention import merge_attention, op, triton_impl
@@ -180,43 +178,18 @@ def test_a_backend_that_is_not_there_is_refused():
 
 
 AHEAD_OF_TIME = """
-import re, subprocess, sys, tempfile
-from pathlib import Path
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from onewave.ops.merge_attention.triton_impl import merge_kernel
-
-types = {
-    "out_ptrs": ("*bf16",) * 2, "lse_ptrs": ("*fp32",) * 2, "out_strides": (("i64",) * 5,) * 2,
-    "lse_strides": (("i64",) * 4,) * 2, "result_ptr": "*bf16", "result_lse_ptr": "*fp32", "num_stacked": "i32",
-    "num_heads": "i32", "num_queries": "i32",
-}
-constants = {"HEAD_DIM": 128, "TENSORS": 2, "BLOCK_S": 16, "BLOCK_D": 128}
-signature = types | dict.fromkeys(constants, "constexpr")
-source = ASTSource(merge_kernel, signature, constexprs={(9 + i,): v for i, v in enumerate(constants.values())})
-tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-for capability in (80, 90):
-    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary)
-        file.flush()
-        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    print(*re.search(r"REG:(\\d+) STACK:(\\d+)", report).groups())
+from kit.build import build
+from kit.calls import CALLS
+from kit.recorder import record
+for capability in ((8, 0), (9, 0)):
+    [launch] = record(CALLS["merge_attention"].make, capability)
+    built = build(launch)
+    print(built.stack == 0 and built.registers <= 128)
 """
 
 
 def test_the_kernel_compiles_for_sm_80_and_sm_90_without_spilling():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", AHEAD_OF_TIME], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    for line in done.stdout.splitlines():
-        registers, stack = map(int, line.split())
-        assert stack == 0
-        assert registers <= 128
-    assert len(done.stdout.splitlines()) == 2
+    assert python("-c", AHEAD_OF_TIME).split() == ["True", "True"]
 
 
 @pytest.mark.parametrize("stacked", [True, False])

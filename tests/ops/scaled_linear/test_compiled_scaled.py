@@ -2,17 +2,9 @@
 
 import pytest
 
-from kit.compiled import SHARED_A_BLOCK, reports_of
+from kit.compiled import reports_of
 
 REPORTS = reports_of("scaled ")
-
-
-@pytest.mark.parametrize("name", REPORTS)
-def test_none_spills_and_all_fit_an_sm(name: str) -> None:
-    found = REPORTS[name]
-    assert found["stack"] == found["STL"] == found["LDL"] == 0
-    assert found["shared"] <= SHARED_A_BLOCK[found["sm"]]
-    assert found.get("early", []) == found.get("lost", []) == found.get("endless", []) == []
 
 
 @pytest.mark.parametrize("name", [name for name, each in REPORTS.items() if each["kernel"] == "scaled_kernel"])
