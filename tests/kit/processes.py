@@ -11,10 +11,10 @@ from types import FrameType, ModuleType, SimpleNamespace
 import pytest
 
 
-def python(*arguments: str, text: str = "") -> str:
+def python(*arguments: str) -> str:
     """Run Python in a process of its own, without Triton's interpreter; return what it prints."""
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, env=environment(), input=text, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

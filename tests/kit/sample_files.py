@@ -47,20 +47,12 @@ def gguf_bytes(
     pairs: Iterable[Pair] = (),
     tensors: Iterable[Tensor] = (),
     *,
-    version: int = 3,
     alignment: int = 32,
     offsets: Mapping[str, int] | None = None,
-    num_pairs: int | None = None,
-    num_tensors: int | None = None,
 ) -> bytes:
-    """Build a GGUF file. offsets, num_pairs and num_tensors put another value than the right one into the header."""
+    """Build a GGUF file. offsets: of tensors, other ones than the right ones."""
     pairs, tensors = list(pairs), list(tensors)
-    head = b"GGUF" + struct.pack(
-        "<IQQ",
-        version,
-        len(tensors) if num_tensors is None else num_tensors,
-        len(pairs) if num_pairs is None else num_pairs,
-    )
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(pairs))
     head += b"".join(pair(*entry) for entry in pairs)
     data = b""
     for name, dimensions, type_id, raw in tensors:

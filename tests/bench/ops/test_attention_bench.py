@@ -7,7 +7,7 @@ import torch
 
 from kit.ledgers import read_ledger
 from onewave.base.errors import InvalidArgumentError
-from onewave.bench import ceilings, clock
+from onewave.bench import clock
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
 from onewave.bench.ops import attention as bench
@@ -18,14 +18,6 @@ from onewave.cli import main
 CPU = torch.device("cpu")
 MATMUL = Ceiling("bf16 matmul", 2.0, "TFLOP/s", "none", summarize([2.0]))
 READ = Ceiling("read bandwidth", 10.0, "GB/s", "none", summarize([10.0]))
-
-
-@pytest.fixture(autouse=True)
-def _few_copies(monkeypatch):
-    monkeypatch.setattr(bench, "_BYTES_IN_ROTATION", {"cpu": 1})
-    # The ceilings' real sizes take a CPU half a minute.
-    monkeypatch.setattr(ceilings, "_CPU_READ_BYTES", 2**22)
-    monkeypatch.setattr(ceilings, "_CPU_MATRIX", 64)
 
 
 def operands(text="2,4/2,32,16", causal=False):

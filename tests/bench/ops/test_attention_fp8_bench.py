@@ -7,21 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from onewave.bench import ceilings
-from onewave.bench.ops import attention as bench
 from onewave.bench.ops import attention_engines
 from onewave.bench.ops.attention import AttentionShape, compare
 from onewave.bench.ops.attention_fp8 import ByteOperands, fp8_engines
 from onewave.cli import main
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _few_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_BYTES_IN_ROTATION", {"cpu": 1})
-    monkeypatch.setattr(ceilings, "_CPU_READ_BYTES", 2**22)
-    monkeypatch.setattr(ceilings, "_CPU_MATRIX", 64)
 
 
 def test_bytes_times_scales_are_the_wide_operands_and_fill_the_range() -> None:

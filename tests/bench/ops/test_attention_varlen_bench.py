@@ -5,21 +5,12 @@ import json
 import pytest
 import torch
 
-from onewave.bench import ceilings
-from onewave.bench.ops import attention as bench
 from onewave.bench.ops import attention_engines, attention_varlen
 from onewave.bench.ops.attention import AttentionShape, compare
 from onewave.bench.ops.attention_varlen import PackedOperands, ragged_lengths, varlen_engines
 from onewave.cli import main
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _few_copies(monkeypatch):
-    monkeypatch.setattr(bench, "_BYTES_IN_ROTATION", {"cpu": 1})
-    monkeypatch.setattr(ceilings, "_CPU_READ_BYTES", 2**22)
-    monkeypatch.setattr(ceilings, "_CPU_MATRIX", 64)
 
 
 @pytest.mark.parametrize("text", [*attention_varlen.VARLEN_SHAPES, "4,4/2,300,64", "3,2,3,16", "5,2,3,16"])

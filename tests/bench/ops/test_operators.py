@@ -5,34 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kit.models.tiny_decoders import BASE
 from onewave.base.errors import UnsupportedError
 from onewave.bench.ceilings import Ceiling
 from onewave.bench.clock import summarize
 from onewave.bench.ops import operators, scaled
-from onewave.models.config.model_config import ModelConfig, RopeConfig
 
-CONFIG = ModelConfig(
-    family="llama",
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=128,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    rms_norm_eps=1e-5,
-    max_position=64,
-    rope=RopeConfig("default", 10_000.0, 16),
-    tie_word_embeddings=True,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    layer_windows=(None,),
-    dtype="float32",
-    bos_token_id=None,
-    eos_token_ids=(),
-)
+CONFIG = replace(BASE, vocab_size=96, num_layers=1, layer_windows=(None,))
 
 
 @pytest.mark.parametrize("weight_format", ["Q4_1", "Q8_0", "BF16"])
@@ -62,9 +41,9 @@ def test_one_byte_products_run_beside_16_bits_and_pytorchs(operator: str) -> Non
 def test_bytes_count_the_weights_as_they_are_stored() -> None:
     plan = operators.trials(CONFIG, torch.device("cpu"), torch.float32, tokens=1, context=5, weight_format="Q4_1")
     sizes = {(trial.implementation, trial.shape): trial.nbytes for trial in plan}
-    assert sizes["onewave Q4_1", "256x64"] == 256 * 64 * 20 // 32
-    assert sizes["torch float32", "256x64"] == 256 * 64 * 4
-    assert sizes["onewave", "4/2x16, 5 keys"] == 5 * 2 * 2 * 16 * 4
+    assert sizes["onewave Q4_1", "384x128"] == 384 * 128 * 20 // 32
+    assert sizes["torch float32", "384x128"] == 384 * 128 * 4
+    assert sizes["onewave", "4/2x32, 5 keys"] == 5 * 2 * 2 * 32 * 4
 
 
 @pytest.mark.parametrize("width", ["hidden_size", "intermediate_size", "head_dim"])
@@ -79,7 +58,7 @@ def test_rows_that_blocks_do_not_fill_are_timed_in_formats_without(monkeypatch: 
     monkeypatch.setattr(operators, "_BYTES_IN_ROTATION", 1)
     cpu, narrow = torch.device("cpu"), replace(CONFIG, intermediate_size=20)
     plan = operators.trials(narrow, cpu, torch.float32, tokens=1, context=5, weight_format="BF16")
-    times = [operators.measure(trial, cpu, reps=1) for trial in plan if trial.shape == "64x20"]
+    times = [operators.measure(trial, cpu, reps=1) for trial in plan if trial.shape == "128x20"]
     assert [time.trial.implementation for time in times] == [
         "onewave BF16", "torch float32", "torch bfloat16", "torch int8pack bfloat16"
     ]  # fmt: skip

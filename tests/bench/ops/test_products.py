@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from kit.models.tiny_decoders import BASE
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.weight_formats import COMPACT
-from onewave.bench import ceilings
 from onewave.bench.clock import Summary, summarize
 from onewave.bench.ops import products
 from onewave.bench.ops.products import Setting, measure_products, product_of_shape, products_of
@@ -33,7 +32,6 @@ def slower_from_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "time_in_rounds", timed)
     monkeypatch.setattr(products, "_MAX_COPIES", 2)
     monkeypatch.setattr(products, "_SMALL_VOCAB", 64)
-    monkeypatch.setattr(ceilings, "_CPU_MATRIX", 64)
 
 
 @pytest.mark.usefixtures("slower_from_tiles")

@@ -24,26 +24,7 @@ from triton.runtime.jit import ConstexprFunction
 
 from kit.numpy_gpu import happens_before
 from kit.numpy_gpu.numpy_barriers import FAILED, Barrier, Barriers, Patience, run_side_by_side
-from kit.numpy_gpu.numpy_memory import (
-    Array,
-    Memory,
-    Pointer,
-    PointerType,
-    both,
-    compact_numbers,
-    half_pairs,
-    key_pairs,
-    listed_numbers,
-    multiplied,
-    nibbles,
-    raised,
-    sixes,
-    step_numbers,
-    unsigned_bytes,
-    widened,
-    widened_pairs,
-    wrapped,
-)
+from kit.numpy_gpu.numpy_memory import WITHOUT_PTX, Array, Memory, Pointer, PointerType, multiplied, wrapped
 from kit.numpy_gpu.numpy_shared import Shared
 from kit.numpy_gpu.numpy_tensor_maps import Boxes, Descriptor, Matrix
 
@@ -99,6 +80,16 @@ def first_of(x: Array, axis: int, size: int) -> np.ndarray:
     return np.asarray(x).take(range(0, x.shape[axis], size), axis)
 
 
+def as_in_numpy(compute: Callable[..., Any]) -> Callable[..., Array]:
+    """A function of `gl` that NumPy has, too."""
+    return lambda gl, *given, **named: wrapped(compute(*given, **named))
+
+
+def summed(compute: Callable[..., np.ndarray]) -> Callable[..., Array]:
+    """The same, of sums: in their operands' dtype."""
+    return lambda gl, x, axis: wrapped(compute(np.asarray(x), axis=axis, dtype=x.dtype))
+
+
 class Gluon:
     """The kernel's `gl`, for one block."""
 
@@ -108,6 +99,13 @@ class Gluon:
     constexpr = int
     static_range = range
     pointer_type = PointerType
+    abs, floor, exp, exp2, sqrt = map(as_in_numpy, (np.abs, np.floor, np.exp, np.exp2, np.sqrt))
+    maximum, minimum, broadcast_to = map(as_in_numpy, (np.maximum, np.minimum, np.broadcast_to))
+    zeros_like, expand_dims, max, min = map(as_in_numpy, (np.zeros_like, np.expand_dims, np.max, np.min))
+    rsqrt = as_in_numpy(lambda x: np.float32(1) / np.sqrt(x))
+    div_rn = as_in_numpy(lambda a, b: np.divide(a, b, dtype=np.float32))
+    to_tensor = as_in_numpy(np.int32)
+    sum, cumsum = map(summed, (np.sum, np.cumsum))
 
     def __init__(self, memory: Memory, block: int, blocks: tuple[int, int], lock: threading.Lock):
         self.memory, self.block, self.blocks, self.lock = memory, block, blocks, lock
@@ -154,27 +152,9 @@ class Gluon:
             self.memory.store(pointer, before + value, True)
         return before
 
-    def cumsum(self, x: Array, axis: int) -> Array:
-        return wrapped(np.cumsum(np.asarray(x), axis=axis, dtype=x.dtype))
-
-    def cast(self, x: Any, dtype: Any) -> Array:
-        return wrapped(np.asarray(x).astype(dtype))
-
-    def to_tensor(self, x: Any) -> Array:
-        return wrapped(np.int32(x))
-
     def fma(self, a: Any, b: Any, c: Any) -> Array:
         exact = np.asarray(a, np.float64) * np.asarray(b, np.float64) + np.asarray(c, np.float64)
         return wrapped(exact.astype(np.float32))
-
-    def div_rn(self, a: Any, b: Any) -> Array:
-        return wrapped(np.divide(a, b, dtype=np.float32))
-
-    def floor(self, x: Any) -> Array:
-        return wrapped(np.floor(x))
-
-    def abs(self, x: Any) -> Array:
-        return wrapped(np.abs(x))
 
     def trans(self, x: Array) -> Array:
         return x.T
@@ -196,18 +176,6 @@ class Gluon:
 
     def zeros(self, shape: Sequence[int], dtype: Any, layout: Any) -> Array:
         return self.full(shape, 0, dtype, layout)
-
-    def zeros_like(self, x: Array) -> Array:
-        return wrapped(np.zeros_like(x))
-
-    def sum(self, x: Array, axis: int) -> Array:
-        return wrapped(np.asarray(x).sum(axis=axis, dtype=x.dtype))
-
-    def max(self, x: Array, axis: int) -> Array:
-        return wrapped(np.asarray(x).max(axis=axis))
-
-    def min(self, x: Array, axis: int) -> Array:
-        return wrapped(np.asarray(x).min(axis=axis))
 
     def reshape(self, x: Array, shape: Sequence[int]) -> Array:
         return wrapped(np.asarray(x).reshape([int(n) for n in shape]))
@@ -245,14 +213,8 @@ class Gluon:
             assert (x == first_of(x, axis, size).repeat(size, axis)).all()
         return x
 
-    def expand_dims(self, x: Array, axis: int) -> Array:
-        return wrapped(np.expand_dims(x, axis))
-
     def broadcast(self, a: Array, b: Array) -> tuple[Array, ...]:
         return tuple(wrapped(both) for both in np.broadcast_arrays(a, b))
-
-    def broadcast_to(self, x: Any, shape: Sequence[int]) -> Array:
-        return wrapped(np.broadcast_to(x, shape))
 
     def static_assert(self, holds: bool) -> None:
         assert holds
@@ -264,26 +226,8 @@ class Gluon:
         scan = {"added": np.add, "higher": np.maximum}[combine.__name__]
         return wrapped(scan.accumulate(np.asarray(x), axis=axis, dtype=x.dtype))
 
-    def maximum(self, a: Any, b: Any) -> Array:
-        return wrapped(np.maximum(a, b))
-
-    def minimum(self, a: Any, b: Any) -> Array:
-        return wrapped(np.minimum(a, b))
-
-    def exp(self, x: Any) -> Array:
-        return wrapped(np.exp(x))
-
-    def exp2(self, x: Any) -> Array:
-        return wrapped(np.exp2(x))
-
     def log2(self, x: Any) -> Array:
         return wrapped(np.log2(np.maximum(x, 1e-45)))
-
-    def sqrt(self, x: Any) -> Array:
-        return wrapped(np.sqrt(x))
-
-    def rsqrt(self, x: Any) -> Array:
-        return wrapped(np.float32(1) / np.sqrt(x))
 
     def erf(self, x: Array) -> Array:
         return wrapped(np.vectorize(math.erf)(x).astype(np.float32))
@@ -406,7 +350,7 @@ def _namespace(
             elif isinstance(raw, types.FunctionType):
                 assert raws.setdefault(name, raw) is raw, f"two functions {name}: one of them would be called for both"
                 space[name] = function(raw, space, planted)
-    space |= {
+    space |= WITHOUT_PTX | {
         "gl": gl,
         "tl": gl,
         "cuda": types.SimpleNamespace(gdc_wait=before, gdc_launch_dependents=lambda: None),
@@ -418,18 +362,6 @@ def _namespace(
         "prefetch_bytes": lambda pointers, wanted, BYTES: gl.memory.prefetched.extend(
             (gl.block, int(address), BYTES) for address in np.asarray(pointers)[np.asarray(wanted)]
         ),
-        "widened": widened,
-        "widened_pairs": widened_pairs,
-        "raised": raised,
-        "nibbles": nibbles,
-        "unsigned_bytes": unsigned_bytes,
-        "both": both,
-        "step_numbers": step_numbers,
-        "sixes": sixes,
-        "half_pairs": half_pairs,
-        "key_pairs": key_pairs,
-        "compact_numbers": compact_numbers,
-        "listed_numbers": listed_numbers,
         "nanoseconds": lambda after: 0,
         "fence": lambda: None,
         "worked_out": lambda number: number,

@@ -234,6 +234,14 @@ def listed_numbers(thread: Array, word: Array) -> tuple[Array, ...]:
     return tuple(wrapped(np.where(mine & (bits & 31 == place), number, np.int16(0))) for place in places)
 
 
+_WITHOUT_PTX = (
+    widened, widened_pairs, raised, nibbles, unsigned_bytes, both, step_numbers, sixes, half_pairs, key_pairs,
+    compact_numbers, listed_numbers,
+)  # fmt: skip
+WITHOUT_PTX: dict[str, Any] = {function.__name__: function for function in _WITHOUT_PTX}
+"""What kernels do in PTX, by the name of the kernel's function."""
+
+
 def multiplied(a: Array, b: Array) -> Array:
     """The product of 16-bit operands, exact but for its rounding to float32: products of subnormal numbers as well."""
     return wrapped(np.matmul(np.asarray(a, np.float64), np.asarray(b, np.float64)).astype(np.float32))
