@@ -239,7 +239,7 @@ _WITHOUT_PTX = (
     compact_numbers, listed_numbers,
 )  # fmt: skip
 WITHOUT_PTX: dict[str, Any] = {function.__name__: function for function in _WITHOUT_PTX}
-"""What kernels do in PTX, by the name of the kernel's function."""
+"""NumPy in place of PTX, by the name of the kernel's function."""
 
 
 def multiplied(a: Array, b: Array) -> Array:
