@@ -84,8 +84,13 @@ class Sample:
 
     def __init__(self, request: Request, index: int, key: int, detokenizer: Detokenizer | None) -> None:
         self.request = request
-        grammar, may_end = request.grammar, not request.params.ignore_eos
-        self.grammar: GrammarState | None = None if grammar is None else grammar.begin(may_end=may_end)
+        self.grammar: GrammarState | None = None
+        if request.grammar is not None:
+            self.grammar = request.grammar.begin(
+                may_end=not request.params.ignore_eos,
+                min_tokens=request.params.min_tokens,
+                end_ids=request.end_ids,
+            )
         self.index = index
         self.key = key
         self.token_ids: list[int] = []

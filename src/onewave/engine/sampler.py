@@ -51,7 +51,7 @@ class TokenMask(Protocol):
 class SamplerRow(NamedTuple):
     """One row of the batch: its slot, its random stream and the step it is at (tokens launched so far).
 
-    banned_ids: ids that may not come before min_tokens. mask: what its grammar allows.
+    banned_ids: ids that may not come before min_tokens. mask: what its grammar allows, which knows min_tokens itself.
     """
 
     slot: int
@@ -288,12 +288,13 @@ class SamplingPlan:
         self._bans: tuple[Any, Any] | None = None
         self._next_ban_end: int | None = None
         left = [row.params.min_tokens - row.step for row in self._rows]
-        active = [i for i, row in enumerate(self._rows) if left[i] > self._step and row.banned_ids]
+        rows = self._rows
+        active = [i for i, row in enumerate(rows) if left[i] > self._step and row.banned_ids and row.mask is None]
         if active:
             self._next_ban_end = min(left[i] for i in active)
-            pairs = [(i, token_id) for i in active for token_id in self._rows[i].banned_ids]
-            rows, ids = zip(*pairs, strict=True)
-            self._bans = self._sampler.send(rows, torch.int64), self._sampler.send(ids, torch.int64)
+            pairs = [(i, token_id) for i in active for token_id in rows[i].banned_ids]
+            numbers, ids = zip(*pairs, strict=True)
+            self._bans = self._sampler.send(numbers, torch.int64), self._sampler.send(ids, torch.int64)
 
 
 def _array(tensor: Tensor) -> Any:

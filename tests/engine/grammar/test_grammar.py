@@ -95,6 +95,8 @@ def test_batch_mates_of_a_grammar_and_preemptions_change_no_token(run_ahead: int
         ("(ab)*", {"logit_bias": {EOS: 100.0}}, "", "stop"),
         ("(ab)*", {"logit_bias": {EOS: 100.0}, "min_tokens": 3}, "ab" * 3, "stop"),
         ("abab", {"ignore_eos": True, "min_tokens": 4}, "abab", "stop"),  # nothing may follow
+        # Before min_tokens a stop token ends nothing, and comes where the grammar allows no other.
+        ("abab", {"stop_token_ids": [*range(VOCAB)], "min_tokens": 4}, "abab", "stop"),
     ],
 )
 @pytest.mark.parametrize("run_ahead", [0, 1])
@@ -232,8 +234,8 @@ def test_a_grammar_that_fails_ends_its_own_request_with_the_reason() -> None:
     whole, calls = WORDS.compile(regex), []
 
     class Broken(Grammar):
-        def begin(self, *, may_end: bool = True) -> Any:
-            state = whole.begin(may_end=may_end)
+        def begin(self, **options: Any) -> Any:
+            state = whole.begin(**options)
             accept = state.accept
             state.accept = lambda token: accept(1 if calls.append(token) or len(calls) == 3 else token)
             return state

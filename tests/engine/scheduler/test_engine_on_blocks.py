@@ -113,7 +113,7 @@ class _Thirds:
     def __init__(self) -> None:
         self.count = 0
 
-    def begin(self, *, may_end: bool) -> "_Thirds":
+    def begin(self, **_: Any) -> "_Thirds":
         return _Thirds()
 
     def fill(self, words: np.ndarray) -> None:

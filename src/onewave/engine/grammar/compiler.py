@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ class GrammarCompiler:
         self._library = library()
         vocabulary = _Vocabulary(tokenizer, vocab_size, eos_token_ids)
         self._tokenizer: Any = self._library.LLTokenizer(vocabulary, eos_token=vocabulary.eos_token_ids)
-        self._going_on = ~_words(eos_token_ids, -(-len(vocabulary.tokens) // 32))
+        self._going_on = ~_words(vocabulary.eos_token_ids, -(-len(vocabulary.tokens) // 32))
         self._compiled = lru_cache(_KEPT_GRAMMARS)(self._compile)
 
     def compile(self, wanted: StructuredOutputsParams) -> Grammar:
@@ -67,10 +67,13 @@ class Grammar:
     def __init__(self, matcher: Any, going_on: NDArray[np.int32]) -> None:
         self._matcher, self._going_on = matcher, going_on
 
-    def begin(self, *, may_end: bool = True) -> GrammarState:
+    def begin(self, *, may_end: bool = True, min_tokens: int = 0, end_ids: Collection[int] = ()) -> GrammarState:
         """The state before the first token. may_end: allow EOS where the grammar does; otherwise it goes on as long as
-        it can."""
-        return GrammarState(self._matcher.deep_copy(), self._going_on, may_end=may_end)
+        it can. end_ids: tokens that come before min_tokens, as EOS does, only where the grammar allows no other."""
+        state = GrammarState(self._matcher.deep_copy(), self._going_on, may_end=may_end)
+        if min_tokens:
+            state.wait(min_tokens, self._going_on & ~_words(end_ids, len(self._going_on)))
+        return state
 
 
 class GrammarState:
@@ -84,10 +87,16 @@ class GrammarState:
         self._matcher, self._going_on, self._may_end = matcher, going_on, may_end
         self.num_words = len(going_on)
         self.failure: OnewaveError | None = None
+        # Bits of the tokens that come first, and for how many tokens.
+        self._waiting, self._wanted = 0, going_on
 
     @property
     def ended(self) -> bool:
         return self.failure is None and self._matcher.is_stopped()
+
+    def wait(self, num_tokens: int, wanted: NDArray[np.int32]) -> None:
+        """Keep the next tokens to some wherever the grammar allows one of them. wanted: int32 [num_words], bits."""
+        self._waiting, self._wanted = num_tokens, wanted
 
     def fill(self, words: NDArray[np.int32]) -> None:
         """Write which tokens may come next: bit i % 32 of word i // 32 is token i's. EOS is among them only where the
@@ -98,11 +107,15 @@ class GrammarState:
             self._look("computing the next tokens")
         if self.failure is not None:
             words[:] = -1
-        elif not self._may_end:
+            return
+        if not self._may_end:
             words &= self._going_on
+        if self._waiting > 0 and np.any(wanted := words & self._wanted):
+            words[:] = wanted
 
     def accept(self, token_id: int) -> None:
         """Go on by the token that came."""
+        self._waiting -= 1
         if self.failure is None:
             self._matcher.consume_token(token_id)
             self._look(f"token {token_id}")
@@ -134,7 +147,7 @@ class _Vocabulary:
         return self._encode(text, add_special_tokens=False)
 
 
-def _words(token_ids: Sequence[int], count: int) -> NDArray[np.int32]:
+def _words(token_ids: Collection[int], count: int) -> NDArray[np.int32]:
     bits = np.zeros(count * 32, dtype=np.uint8)
     bits[list(token_ids)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
