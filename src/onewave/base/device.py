@@ -39,7 +39,6 @@ def current_device() -> int:
 
 @cache
 def device_of(device: torch.device) -> Device:
-    """Return what a device that is here has to say."""
     if device.type != "cuda":
         return CPU
     return Device(capability(device), num_sms(device), torch.cuda.get_device_name(device))

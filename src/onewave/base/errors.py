@@ -21,6 +21,7 @@ OnewaveError
 Each carries one line that says what failed, what was given, what is allowed and what to do next.
 """
 
+import copyreg
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -57,11 +58,7 @@ class OnewaveError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross process borders, and Exception's own way is to call the class with the finished message alone.
-        return _as_made, (type(self), self.args), self.__dict__
-
-
-def _as_made(kind: type[OnewaveError], args: tuple[Any, ...]) -> OnewaveError:
-    return kind.__new__(kind, *args)
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined] # as pickle's own
 
 
 class InvalidArgumentError(OnewaveError, ValueError):

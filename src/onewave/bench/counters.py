@@ -25,6 +25,7 @@ _READ, _WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 _HITS = "lts__t_sector_hit_rate.pct"
 _METRICS = (_READ, _WRITTEN, _HITS)
 _SAYS = "==PROF== "
+_MORE_THAN_L2 = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,17 @@ def counted(device: torch.device) -> Generator[None]:
     yield
     torch.cuda.synchronize(device)
     driver.cuProfilerStop()
+
+
+def count_cold(run: Callable[[], object], device: torch.device, *, reps: int = 1) -> None:
+    """Run something `reps` times, each time once for warming up and then in a range, with an L2 cache that lacks it."""
+    elsewhere = torch.zeros(_MORE_THAN_L2 // 4, dtype=torch.int32, device=device)
+    for _ in range(reps):
+        run()
+        # Reading evicts what was written, too: writing would leave lines that come back in the range.
+        elsewhere.sum()
+        with counted(device):
+            run()
 
 
 def collect(

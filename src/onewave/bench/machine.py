@@ -49,7 +49,6 @@ def package_version(name: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """The processor's name."""
     found = re.search(r"^(?:model name|Model name)\s*:\s*(.+)$", _cpuinfo(), re.MULTILINE)
     return found.group(1).strip() if found else platform.processor() or platform.machine() or "unknown"
 

@@ -66,19 +66,16 @@ def generate(
         outputs = [_stream(opened.llm, prompts[0], params)]
     else:
         outputs = opened.llm.generate(prompts, params)
+        # Where standard output can't spell every character, JSON's escapes do.
+        in_unicode = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
         for output in outputs:
             if as_json:
-                print(json.dumps(_as_json(output), ensure_ascii=not _writes_unicode()))
+                print(json.dumps(_as_json(output), ensure_ascii=not in_unicode))
             else:
                 _show(output, several=len(outputs) > 1)
     if stats:
         sys.stdout.flush()
         print(stats_line(opened, outputs), file=sys.stderr)
-
-
-def _writes_unicode() -> bool:
-    """Whether standard output can spell every character: elsewhere JSON's escapes do."""
-    return (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
 def _gather(prompt: str | None, more: list[str], file: Path | None, form: str) -> list[Any]:

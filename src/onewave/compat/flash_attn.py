@@ -259,11 +259,7 @@ def _followed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q.clone()
 
 
-def _fake_followed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return torch.empty_like(q)
-
-
-register("follow_new_keys", _followed, _fake_followed)
+register("follow_new_keys", _followed, _followed)
 
 
 def _decodes(q: Tensor, options: dict[str, Any]) -> bool:

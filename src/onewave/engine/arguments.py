@@ -44,7 +44,8 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         find_quantization(self.quantization)
-        flag_or_none("compact", self.compact)
+        if self.compact is not None:
+            flag("compact", self.compact, "True, False or None")
         whole("max_num_seqs", self.max_num_seqs, 1, _MAX_SEQUENCES)
         whole("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         whole("seed", self.seed, 0, 2**64 - 1)
@@ -139,15 +140,8 @@ def items(name: str, value: object, allowed: str) -> list[object]:
     return list(cast("Iterable[object]", value))
 
 
-def flag(name: str, value: object) -> bool:
-    """Pass on True or False. Raises InvalidArgumentError."""
+def flag(name: str, value: object, allowed: str = "True or False") -> bool:
+    """Pass on True or False. allowed: for the error. Raises InvalidArgumentError."""
     if not isinstance(value, bool):
-        raise InvalidArgumentError(name, got=shown(value), allowed="True or False")
-    return value
-
-
-def flag_or_none(name: str, value: object) -> bool | None:
-    """Pass on True, False or None. Raises InvalidArgumentError."""
-    if value is not None and not isinstance(value, bool):
-        raise InvalidArgumentError(name, got=shown(value), allowed="True, False or None")
+        raise InvalidArgumentError(name, got=shown(value), allowed=allowed)
     return value

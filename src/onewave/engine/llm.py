@@ -479,7 +479,7 @@ def raise_failures(requests: Sequence[Request]) -> None:
 def _progress_bar(total: int, enabled: bool) -> Generator[Callable[[int], None]]:
     """Yield a function that takes the number of finished prompts."""
     if not enabled:
-        yield _show_nothing
+        yield lambda done: None
         return
     from rich.console import Console
     from rich.progress import Progress
@@ -487,11 +487,4 @@ def _progress_bar(total: int, enabled: bool) -> Generator[Callable[[int], None]]
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("Prompts", total=total)
 
-        def show(done: int) -> None:
-            bar.update(task, completed=done)
-
-        yield show
-
-
-def _show_nothing(done: int) -> None:
-    pass
+        yield lambda done: bar.update(task, completed=done)

@@ -57,7 +57,6 @@ class WaveDecoder:
         return self._stream
 
     def bind_cache(self, kv: KVCache) -> None:
-        """Use this cache from now on."""
         self._wave.bind_cache(kv)
 
     def check(self) -> None:

@@ -1,6 +1,5 @@
 """The lab's HTTP application: static files, and JSON routes that hand the page's questions to tiles."""
 
-import json
 import mimetypes
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -13,13 +12,14 @@ from fastapi.staticfiles import StaticFiles
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp
 
 from onewave.base.errors import InvalidArgumentError, OnewaveError
 from onewave.lab import best_path as search
 from onewave.lab import decode, game, profiles
 from onewave.lab import launches as programs
 from onewave.lab.fields import Fields, json_object
-from onewave.lab.guard import App, Guard
+from onewave.lab.guard import Guard, TooLarge, json_response
 from onewave.tiles.sim.trace import Trace, compare
 
 STATIC = Path(__file__).parent / "static"
@@ -58,7 +58,7 @@ POSTS: dict[str, Answer] = {
 """Routes answered from a JSON object in the body."""
 
 
-def make_app(names: frozenset[str] = frozenset()) -> App:
+def make_app(names: frozenset[str] = frozenset()) -> ASGIApp:
     """Build the lab's ASGI application. names: host names, beside addresses and localhost, that it answers to."""
     # Some Windows machines call .js text/plain, and a browser runs no module of that type.
     for ending, kind in ((".js", "text/javascript"), (".css", "text/css"), (".svg", "image/svg+xml")):
@@ -72,15 +72,16 @@ def make_app(names: frozenset[str] = frozenset()) -> App:
     app.add_api_route("/", _page, methods=["GET"], response_model=None)
     app.mount("/static", StaticFiles(directory=STATIC))
     app.add_exception_handler(OnewaveError, _bad_input)
+    app.add_exception_handler(TooLarge, _bad_input)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _mistake)
-    return Guard(cast("App", app), names)
+    return Guard(app, names)
 
 
 def _get(answer: Answer) -> Callable[[Request], Any]:
     async def route(request: Request) -> Response:
-        return _json(await run_in_threadpool(_answer, answer, dict(request.query_params)))
+        return json_response(await run_in_threadpool(_answer, answer, dict(request.query_params)))
 
     return route
 
@@ -88,7 +89,7 @@ def _get(answer: Answer) -> Callable[[Request], Any]:
 def _post(answer: Answer) -> Callable[[Request], Any]:
     async def route(request: Request) -> Response:
         body = await request.body()
-        return _json(await run_in_threadpool(lambda: _answer(answer, json_object(body))))
+        return json_response(await run_in_threadpool(lambda: _answer(answer, json_object(body))))
 
     return route
 
@@ -107,13 +108,14 @@ async def _page() -> Response:
 async def _bad_input(request: Request, error: Exception) -> Response:
     del request
     status = HTTPStatus.BAD_REQUEST if isinstance(error, InvalidArgumentError) else HTTPStatus.UNPROCESSABLE_ENTITY
-    return _json({"error": str(error)}, status)
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE if isinstance(error, TooLarge) else status
+    return json_response({"error": str(error)}, status)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     found = cast("HTTPException", error)
     message = f"{request.method} {request.url.path[:80]}: {found.detail}"
-    return _json({"error": message}, found.status_code)
+    return json_response({"error": message}, found.status_code)
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -124,9 +126,4 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 async def _mistake(request: Request, error: Exception) -> Response:
     text = f"internal error: {type(error).__name__} in {request.url.path[:80]}"
-    return _json({"error": text}, HTTPStatus.INTERNAL_SERVER_ERROR)
-
-
-def _json(value: Any, status: int = HTTPStatus.OK) -> Response:
-    # In ASCII, unlike JSONResponse: what was sent, half a surrogate pair too, may stand in an answer.
-    return Response(json.dumps(value, separators=(",", ":")), status, media_type="application/json")
+    return json_response({"error": text}, HTTPStatus.INTERNAL_SERVER_ERROR)

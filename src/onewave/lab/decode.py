@@ -88,7 +88,6 @@ class _Question:
 
 
 def choices() -> dict[str, Any]:
-    """Return the page's choices."""
     models = {name: builtin_config(name).num_layers for name in builtin_models()}
     return {"models": models, "weights": list(WEIGHT_BYTES), "stages": list(STAGES), "sms": GPUS["H200"].sms}
 

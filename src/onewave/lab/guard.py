@@ -8,9 +8,11 @@ may only open the page, as a link does. The last is for GET: from an <img> or a 
 
 import ipaddress
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BYTES = 64 * 1024 * 1024
 """Most bytes of a request: a trace of some 500,000 tasks."""
@@ -26,68 +28,50 @@ HEADERS = (
     (b"cache-control", b"no-cache"),
 )
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
-
 
 class TooLarge(Exception):
-    """The body turned out longer than MAX_BYTES."""
+    """The body turned out longer than it may be; its text is the answer's."""
 
 
-def error_body(message: str) -> bytes:
-    """The body of every answer that is not a success: {"error": one line}."""
-    return json.dumps({"error": message}).encode()
+def json_response(value: Any, status: int = 200) -> Response:
+    """An answer; one that is no success is {"error": one line}."""
+    # In ASCII, unlike JSONResponse: what was sent, half a surrogate pair too, may stand in an answer.
+    return Response(json.dumps(value, separators=(",", ":")), status, media_type="application/json")
 
 
 class Guard:
     """Wrap an ASGI app. names: host names beside addresses and "localhost" that requests may be for."""
 
-    def __init__(self, app: App, names: frozenset[str] = frozenset(), max_bytes: int = MAX_BYTES):
+    def __init__(self, app: ASGIApp, names: frozenset[str] = frozenset(), max_bytes: int = MAX_BYTES):
         self.app, self.max_bytes = app, max_bytes
         self.names = {"localhost", *(name.lower() for name in names)}
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 403 (wrong host or origin) or 413 (too large)."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        refusal = self._refusal(headers, scope["path"])
-        if refusal is not None:
-            await _answer(send, *refusal)
-            return
-        started = False
         seen = 0
-        over = False
 
         async def limited() -> Message:
-            nonlocal seen, over
+            nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > self.max_bytes:
-                over = True
-                raise TooLarge
+                raise TooLarge(self._too_large())
             return message
 
         async def with_headers(message: Message) -> None:
-            nonlocal started
-            # The app may answer the exception in its own way; the answer is ours.
-            if over and not started:
-                return
             if message["type"] == "http.response.start":
-                started = True
                 message["headers"] = [*message["headers"], *HEADERS]
             await send(message)
 
-        try:
+        refusal = self._refusal(dict(scope["headers"]), scope["path"])
+        if refusal is None:
             await self.app(scope, limited, with_headers)
-        except TooLarge:
-            if started:
-                raise
-        if over and not started:
-            await _answer(send, 413, self._too_large())
+        else:
+            status, message = refusal
+            await json_response({"error": message}, status)(scope, receive, with_headers)
 
     def _refusal(self, headers: dict[bytes, bytes], path: str) -> tuple[int, str] | None:
         host = headers.get(b"host", b"").decode("latin-1")
@@ -126,10 +110,3 @@ def _site(origin: str) -> str | None:
         return urlsplit(origin).netloc.lower()
     except ValueError:
         return None
-
-
-async def _answer(send: Send, status: int, message: str) -> None:
-    body = error_body(message)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -18,7 +18,6 @@ _LAYERS = 4
 
 
 def choices() -> dict[str, Any]:
-    """Return the page's choices."""
     return {"models": list(builtin_models()), "gpus": list(GPUS), "weights": list(WEIGHT_BYTES)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, cast
 
@@ -75,29 +75,18 @@ class Metrics:
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", _WHOLE)
         self._longest = self._histogram("request_max_num_generation_tokens", "Of a request's longest answer.", tokens)
         self._computed = self._histogram("request_prefill_kv_computed_tokens", "Prompt tokens that ran.", tokens)
-        self._queue, self._prefill, self._inference, self._decode = (
-            self._histogram(f"request_{name}_time_seconds", what, _WHOLE)
-            for name, what in (
-                ("queue", "From arrival until the prompt runs."),
-                ("prefill", "From then to the first token."),
-                ("inference", "From then to the end."),
-                ("decode", "From the first token to the end."),
-            )
-        )
+        self._queue = self._histogram("request_queue_time_seconds", "From arrival until the prompt runs.", _WHOLE)
+        self._prefill = self._histogram("request_prefill_time_seconds", "From then to the first token.", _WHOLE)
+        self._inference = self._histogram("request_inference_time_seconds", "From then to the end.", _WHOLE)
+        self._decode = self._histogram("request_decode_time_seconds", "From the first token to the end.", _WHOLE)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics counted here, as Prometheus' registry asks for them."""
-        names, values = list(self._labels), list(self._labels.values())
-        totals, load = self._engine.totals, self._engine.llm.load or EngineLoad()
+        totals, load, runner = self._engine.totals, self._engine.llm.load or EngineLoad(), self._engine.llm.runner
         for kind, name, what, value in (
             (CounterMetricFamily, "prompt_tokens", "Prompt tokens.", totals.prompt),
             (CounterMetricFamily, "generation_tokens", "Generated tokens.", totals.generated),
-            (
-                CounterMetricFamily,
-                "prefix_cache_queries",
-                "Prompt tokens looked for in the cache.",
-                totals.prompt,
-            ),
+            (CounterMetricFamily, "prefix_cache_queries", "Prompt tokens looked for in the cache.", totals.prompt),
             (CounterMetricFamily, "prefix_cache_hits", "Those that were there.", totals.cached),
             (CounterMetricFamily, "prompt_tokens_cached", "Prompt tokens that did not run.", totals.cached),
             (CounterMetricFamily, "num_preemptions", "Sequences that gave way to others.", load.num_preempted),
@@ -106,37 +95,27 @@ class Metrics:
             (GaugeMetricFamily, "num_requests_waiting", "Sequences that wait.", load.num_waiting),
             (GaugeMetricFamily, "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", load.used_blocks),
         ):
-            family = kind(self._prefix + name, what, labels=names)
-            family.add_metric(values, value)
-            yield family
-        runner = self._engine.llm.runner
-        facts = {
-            "block_size": str(runner.block_size),
-            "cache_dtype": self._engine.llm.kv_cache_dtype,
-            "num_gpu_blocks": str(runner.num_blocks),
-        }
-        family = GaugeMetricFamily(self._prefix + "cache_config_info", "The KV cache.", labels=[*names, *facts])
-        family.add_metric([*values, *facts.values()], 1)
-        yield family
-        computed = totals.prompt - totals.cached
-        sources = {"local_compute": computed, "local_cache_hit": totals.cached, "external_kv_transfer": 0}
-        name, what = "prompt_tokens_by_source", "Prompt tokens, by where their keys and values came from."
-        by_source = CounterMetricFamily(self._prefix + name, what, labels=[*names, "source"])
-        for source, count in sources.items():
-            by_source.add_metric([*values, source], count)
-        yield by_source
-        for name, what, found in (
-            ("decode_host_seconds", "What those steps took of the host, by part.", load.host_seconds.wall),
-            ("decode_host_cpu_seconds", "What the engine's thread computed of it.", load.host_seconds.cpu),
+            yield self._family(kind, name, what, {(): value})
+        sizes = {"block_size": str(runner.block_size), "cache_dtype": self._engine.llm.kv_cache_dtype}
+        sizes["num_gpu_blocks"] = str(runner.num_blocks)
+        yield self._family(GaugeMetricFamily, "cache_config_info", "The KV cache.", {tuple(sizes.values()): 1}, *sizes)
+        sources = {"local_compute": totals.prompt - totals.cached, "local_cache_hit": totals.cached}
+        came_from = "Prompt tokens, by where their keys and values came from."
+        wall, cpu = "What those steps took of the host, by part.", "What the engine's thread computed of it."
+        waits = "Sequences that wait: for a slot or KV blocks."
+        for kind, name, what, label, found in (
+            (
+                CounterMetricFamily,
+                "prompt_tokens_by_source",
+                came_from,
+                "source",
+                sources | {"external_kv_transfer": 0},
+            ),
+            (CounterMetricFamily, "decode_host_seconds", wall, "part", load.host_seconds.wall),
+            (CounterMetricFamily, "decode_host_cpu_seconds", cpu, "part", load.host_seconds.cpu),
+            (GaugeMetricFamily, "num_requests_waiting_by_reason", waits, "reason", {"capacity": load.num_waiting}),
         ):
-            by_part = CounterMetricFamily(self._prefix + name, what, labels=[*names, "part"])
-            for part, seconds in found.items():
-                by_part.add_metric([*values, part], seconds)
-            yield by_part
-        name, what = "num_requests_waiting_by_reason", "Sequences that wait: for a slot or KV blocks."
-        waiting = GaugeMetricFamily(self._prefix + name, what, labels=[*names, "reason"])
-        waiting.add_metric([*values, "capacity"], load.num_waiting)
-        yield waiting
+            yield self._family(kind, name, what, {(part,): value for part, value in found.items()}, label)
         steps = Buckets(_STEP_TOKENS)
         for tokens, count in load.steps.items():
             steps.add(tokens, count)
@@ -144,12 +123,18 @@ class Metrics:
             ("inter_token_latency_seconds", "Between two tokens.", self.between),
             ("iteration_tokens_total", "Tokens of a step, of prompts or rows.", steps),
         ):
-            histogram = HistogramMetricFamily(self._prefix + name, what, labels=names)
-            histogram.add_metric(values, *found.cumulative())
+            histogram = HistogramMetricFamily(self._prefix + name, what, labels=list(self._labels))
+            histogram.add_metric(list(self._labels.values()), *found.cumulative())
             yield histogram
 
+    def _family(self, kind: Any, name: str, what: str, found: Mapping[tuple[str, ...], float], *labels: str) -> Metric:
+        """A metric with the values found, each by those of the labels beside the usual ones."""
+        family = kind(self._prefix + name, what, labels=[*self._labels, *labels])
+        for of_labels, value in found.items():
+            family.add_metric([*self._labels.values(), *of_labels], value)
+        return family
+
     def watch(self, job: Job) -> RequestWatch:
-        """Follow a request."""
         self._n.observe(job.params.n)
         if job.params.max_tokens is not None:
             self._limit.observe(job.params.max_tokens)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from threading import Thread
 
 from onewave.bench.clock import Summary, summarize
-from onewave.bench.engine.latency import Case, prompts_of
+from onewave.bench.engine.latency import Case, facts_of, prompts_of
 from onewave.bench.ledger import Measurement
 from onewave.engine.llm import LLM
 from onewave.engine.params import SamplingParams
@@ -31,17 +31,13 @@ class GapResult:
     same_tokens: bool
 
     def measurement(self, llm: LLM) -> Measurement:
-        """The ledger's line."""
         extra = {
             "prompt_tokens": self.tokens,
             "first_token_ms": self.first.p50 * 1e3,
             "gap_alone_ms": self.alone.p50 * 1e3,
             "same_tokens": self.same_tokens,
             "max_num_batched_tokens": llm.runner.limits.max_tokens,
-            "dtype": str(llm.dtype).removeprefix("torch."),
-            "quantization": llm.quantization,
-            "kv_cache_dtype": llm.kv_cache_dtype,
-            "decode_path": llm.decode_path,
+            **facts_of(llm),
         }
         return Measurement(llm.name, "gap_beside_prompt", "ms", self.gap.scaled(1e3), None, extra)
 

@@ -161,13 +161,10 @@ def measurement(result: Result, llm: LLM, *, threads: int) -> Measurement:
         "batch_size": case.batch_size,
         "prompt_tokens": case.prompt,
         "generated_tokens": case.generate,
-        "dtype": str(llm.dtype).removeprefix("torch."),
-        "quantization": llm.quantization,
-        "kv_cache_dtype": llm.kv_cache_dtype,
+        **facts_of(llm),
         "compact": result.compact,
         "threads": threads if llm.device.type == "cpu" else None,
         "cuda_graphs": result.decode_path == "graph",
-        "decode_path": result.decode_path,
         "tokens_per_second_p50": result.tokens_per_second.p50,
         "bytes_per_step": result.step_bytes,
         "gigabytes_per_second": result.gigabytes_per_second,
@@ -175,6 +172,12 @@ def measurement(result: Result, llm: LLM, *, threads: int) -> Measurement:
     }
     metric = "prefill" if case.is_prefill else "decode_step"
     return Measurement(llm.name, metric, "ms", result.step_ms, None if case.is_prefill else result.ceiling, extra)
+
+
+def facts_of(llm: LLM) -> dict[str, Any]:
+    """What each of the ledger's lines says of an engine."""
+    facts = {"dtype": str(llm.dtype).removeprefix("torch."), "quantization": llm.quantization}
+    return facts | {"kv_cache_dtype": llm.kv_cache_dtype, "decode_path": llm.decode_path}
 
 
 def decode_weight_bytes(weights: LlamaWeights, *, unpacked: bool = False, stream: WeightStream | None = None) -> int:

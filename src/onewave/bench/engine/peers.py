@@ -158,7 +158,6 @@ class _Worker:
             self.rounds.append(reply)
 
     def close(self) -> None:
-        """End the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.kill()

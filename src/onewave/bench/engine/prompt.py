@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from onewave.base.errors import UnsupportedError
 from onewave.bench.clock import Summary, recorded, summarize, time_in_rounds
-from onewave.bench.engine.latency import Case, prompts_of, seconds_and_tokens
+from onewave.bench.engine.latency import Case, facts_of, prompts_of, seconds_and_tokens
 from onewave.bench.ledger import Measurement
 from onewave.engine.llm import LLM
 from onewave.engine.params import SamplingParams
@@ -47,7 +47,6 @@ class PromptResult:
     alone: float | None
 
     def measurement(self, llm: LLM) -> Measurement:
-        """The ledger's line."""
         extra = {
             "attention": self.attention,
             "batch": self.batch,
@@ -55,10 +54,7 @@ class PromptResult:
             "gpu_ms": self.gpu * 1e3,
             "host_ms": self.host * 1e3,
             "attention_ms": None if self.alone is None else self.alone * 1e3,
-            "dtype": str(llm.dtype).removeprefix("torch."),
-            "quantization": llm.quantization,
-            "kv_cache_dtype": llm.kv_cache_dtype,
-            "decode_path": llm.decode_path,
+            **facts_of(llm),
         }
         return Measurement(llm.name, "prompt", "ms", self.seconds.scaled(1e3), None, extra)
 

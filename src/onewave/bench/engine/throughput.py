@@ -40,7 +40,6 @@ class Throughput:
         return self.case.batch_size * self.case.generate / self.seconds.p50
 
     def measurement(self, model: str, extra: dict[str, Any]) -> Measurement:
-        """The ledger's line."""
         own = {
             "engine": self.engine,
             "requests": self.case.batch_size,

@@ -18,7 +18,7 @@ from onewave.bench.engine.random_codes import Q4_K_M
 from onewave.bench.ledger import Measurement
 from onewave.engine.load.options import NAMES_8_BITS
 from onewave.engine.load.self_check import self_check
-from onewave.memory.kv_cache import KVCache, KVFormat
+from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import Batch
 from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama import MATRICES, Llama, MatrixWeight
@@ -29,8 +29,8 @@ from onewave.wave.weights.pack import WeightStream
 
 # Launches of which a trace has the medians: fewer leave more of a launch's chance in it.
 _TRACED_LAUNCHES = 15
-# Stored numbers of a cache in 8 bits, their standard deviation.
-_SPREAD = 16
+SPREAD = 16
+"""Standard deviation of the stored numbers of a cache in 8 bits; the numbers themselves are around 1."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,6 @@ class WaveResult:
         return (self.seconds.p50 - self.step_bytes / (ceiling.value * 1e9)) * 1e6 / self.hops
 
     def measurement(self, model: str, dtype: str, ceiling: Ceiling) -> Measurement:
-        """The ledger's line."""
         extra = {
             "path": self.path,
             "batch_size": self.batch,
@@ -123,14 +122,6 @@ def unpacked(model: Llama) -> Llama:
     return found
 
 
-def keep_in(model: Llama, dtype: torch.dtype | None) -> None:
-    """Have a model keep keys and values in 8 bits, of numbers around 1; None: in its dtype."""
-    if dtype is not None:
-        shape = (model.config.num_layers, model.config.num_kv_heads)
-        scales = (torch.full(shape, 1 / _SPREAD, device=model.device) for _ in range(2))
-        model.kv_format = KVFormat(dtype, *scales)
-
-
 def cache_of(model: Llama, case: WaveCase) -> KVCache:
     """Make the cache that a case is measured on: without a block table, except of 8 bits."""
     page = case.page or 1
@@ -173,7 +164,7 @@ def measure_wave(
     kv = cache_of(model, case)
     for cache in (*kv.k, *kv.v):
         # Numbers of about 1 times the scale that the model was given.
-        cache.copy_(torch.randn(cache.shape, device=device, dtype=model.dtype) * (_SPREAD if in_bytes else 1))
+        cache.copy_(torch.randn(cache.shape, device=device, dtype=model.dtype) * (SPREAD if in_bytes else 1))
     tokens = torch.arange(batch, device=device)
     positions, slots = torch.full_like(tokens, context), torch.arange(batch, device=device)
     logits = torch.empty(batch, config.vocab_size, device=device)

@@ -46,14 +46,12 @@ class DriverMemory:
         self._driver = ctypes.CDLL("libcuda.so.1")
 
     def reserve(self, num_bytes: int) -> int:
-        """See RawMemory."""
         address = ctypes.c_uint64()
         if status := self._driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(num_bytes)):
             raise MemoryError(f"cuMemAlloc: {status}")
         return address.value
 
     def release(self, address: int) -> None:
-        """See RawMemory."""
         if status := self._driver.cuMemFree_v2(ctypes.c_uint64(address)):
             raise OnewaveError("cuMemFree", got=f"status {status}")
 
@@ -66,16 +64,13 @@ class Pooled:
         self.allocate, self.free = self._allocator.allocate, self._allocator.free
 
     def reserved_bytes(self) -> int:
-        """See Peer."""
         return self._allocator.statistics().reserved_bytes
 
     def raw_calls(self) -> int:
-        """See Peer."""
         found = self._allocator.statistics()
         return found.num_reserves + found.num_releases
 
     def close(self) -> None:
-        """See Peer."""
         self._allocator.trim()
 
 
@@ -90,24 +85,19 @@ class TorchOnGpu:
         self._calls_before = self.raw_calls()
 
     def allocate(self, num_bytes: int) -> Any:
-        """See Peer."""
         return torch.cuda.caching_allocator_alloc(max(num_bytes, 1), self._device)  # pyright: ignore[reportUnknownMemberType] # untyped
 
     def free(self, block: Any) -> None:
-        """See Peer."""
         torch.cuda.caching_allocator_delete(block)  # pyright: ignore[reportUnknownMemberType] # untyped
 
     def reserved_bytes(self) -> int:
-        """See Peer."""
         return torch.cuda.memory_reserved(self._device) - self._before
 
     def raw_calls(self) -> int:
-        """See Peer."""
         found = torch.cuda.memory_stats(self._device)
         return found["num_device_alloc"] + found["num_device_free"] - self._calls_before
 
     def close(self) -> None:
-        """See Peer."""
         torch.cuda.empty_cache()
 
 
@@ -120,25 +110,20 @@ class PlainDriver:
         self._device = device
 
     def allocate(self, num_bytes: int) -> int:
-        """See Peer."""
         self._calls += 1
         return self._raw.reserve(max(num_bytes, 1))
 
     def free(self, block: int) -> None:
-        """See Peer."""
         self._calls += 1
         self._raw.release(block)
 
     def reserved_bytes(self) -> int:
-        """See Peer."""
         return self._before - torch.cuda.mem_get_info(self._device)[0]
 
     def raw_calls(self) -> int:
-        """See Peer."""
         return self._calls
 
-    def close(self) -> None:
-        """See Peer."""
+    def close(self) -> None: ...
 
 
 class _Mallinfo(ctypes.Structure):
@@ -166,24 +151,21 @@ class Malloc:
         return self._libc.mallinfo2() if hasattr(self._libc, "mallinfo2") else None
 
     def allocate(self, num_bytes: int) -> Any:
-        """See Peer."""
         return self._malloc(num_bytes)
 
     def free(self, block: Any) -> None:
-        """See Peer."""
         self._free(block)
 
     def reserved_bytes(self) -> int | None:
-        """See Peer. What the C library holds of the process's memory, but for what was in use before."""
+        """What the C library holds of the process's memory, but for what was in use before."""
         found = self._held()
         return None if found is None else found.arena + found.hblkhd - self._used_by_others
 
     def raw_calls(self) -> None:
-        """See Peer. The C library counts none."""
-        return
+        """The C library counts none."""
 
     def close(self) -> None:
-        """See Peer. What is free at its end goes back to the system."""
+        """What is free at its end goes back to the system."""
         if hasattr(self._libc, "malloc_trim"):
             self._libc.malloc_trim(0)
 
@@ -192,11 +174,10 @@ class TorchOnCpu(Malloc):
     """PyTorch's tensors on a CPU: the C library's aligned blocks."""
 
     def allocate(self, num_bytes: int) -> Any:
-        """See Peer."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def free(self, block: Any) -> None:
-        """See Peer. The caller holds no other reference."""
+        """The caller holds no other reference."""
 
 
 def peers_of(device: torch.device) -> dict[str, Callable[[], Peer]]:

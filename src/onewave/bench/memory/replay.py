@@ -38,7 +38,6 @@ class Replayed:
         return None if not self.reserved_bytes else 1 - self.peak_bytes / self.reserved_bytes
 
     def measurement(self, trace: Trace) -> Measurement | None:
-        """The ledger's line."""
         if self.us_again is None or self.us_first is None:
             return None
         extra = {

@@ -94,7 +94,6 @@ class Operands:
     def prefill(
         cls, shape: AttentionShape, causal: bool, device: torch.device, dtype: torch.dtype, logits: str | None = None
     ) -> Operands:
-        """Random operands of a prefill."""
         q, k, v = (
             torch.randn(shape.batch, shape.length, heads, shape.head_dim, dtype=dtype, device=device).transpose(1, 2)
             for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
@@ -105,7 +104,6 @@ class Operands:
 
     @classmethod
     def decode(cls, shape: AttentionShape, device: torch.device, dtype: torch.dtype) -> Operands:
-        """Random operands of a decode step."""
         q = torch.randn(shape.batch, shape.heads, 1, shape.head_dim, dtype=dtype, device=device)
         cache = (shape.batch, shape.kv_heads, shape.length, shape.head_dim)
         k, v = (torch.randn(cache, dtype=dtype, device=device) for _ in "kv")
@@ -172,7 +170,6 @@ class AttentionResult:
         return self.tflops / matmul.value if self.operator in PREFILLS else self.terabytes_per_second * 1e3 / read.value
 
     def details(self, dtype: str, matmul: Ceiling, read: Ceiling) -> dict[str, Any]:
-        """Everything as plain JSON."""
         shape, causal = self.operands
         return {
             "operator": self.operator,

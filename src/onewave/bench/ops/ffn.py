@@ -98,7 +98,6 @@ class FFNResult:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that are read."""
         return self.compact_bytes or self.shape.weight_bytes
 
     @property
@@ -122,7 +121,6 @@ class FFNResult:
         return rate / ceiling.value
 
     def measurement(self, dtype: str, ceiling: Ceiling) -> Measurement:
-        """The ledger's line."""
         extra: dict[str, object] = {
             "implementation": self.implementation,
             "shape": str(self.shape),

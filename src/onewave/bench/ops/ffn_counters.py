@@ -16,12 +16,10 @@ import torch
 
 from onewave.base.errors import UnsupportedError
 from onewave.bench.clock import recorded, summarize
-from onewave.bench.counters import Counters, collect, counted
+from onewave.bench.counters import Counters, collect, count_cold
 from onewave.bench.ledger import Measurement
 from onewave.bench.ops.ffn import FFNShape, check_gpu
 from onewave.bench.ops.post_attention import LayerShape
-
-_MORE_THAN_L2 = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -98,20 +96,13 @@ def main(asked: dict[str, Any]) -> None:
     """Run the ranges under ncu: one a repetition, arrangement after arrangement, shape after shape."""
     device, dtype = torch.device(asked["device"]), getattr(torch, asked["dtype"])
     torch.cuda.set_device(device)
-    elsewhere = torch.zeros(_MORE_THAN_L2 // 4, dtype=torch.int32, device=device)
     names: list[list[str]] = []
     for each in asked["shapes"]:
         shape = (LayerShape if asked["operator"] == LayerShape.operator else FFNShape)(**each)
         ways = shape.arrangements(device, dtype, copies=1)
         with torch.inference_mode():
             for way in ways:
-                run = recorded(way.calls, device)
-                for _ in range(asked["reps"]):
-                    run()
-                    # Reading evicts what was written, too: writing would leave lines that come back in the range.
-                    elsewhere.sum()
-                    with counted(device):
-                        run()
+                count_cold(recorded(way.calls, device), device, reps=asked["reps"])
                 for check in way.check:
                     check()
         names.append([way.name for way in ways])

@@ -54,7 +54,6 @@ class HostResult:
         return self.seconds[OURS].p50 / self.seconds[PEER].p50 if PEER in self.seconds else None
 
     def measurements(self, model: str, dtype: str) -> list[Measurement]:
-        """The ledger's lines."""
         extra = {"shape": self.trial.shape, "dtype": dtype, "host": True, "ratio": self.ratio}
         return [
             Measurement(model, self.trial.operator, "us", seconds.scaled(1e6), None, extra | {"implementation": name})

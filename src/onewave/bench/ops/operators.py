@@ -64,7 +64,6 @@ class OperatorResult:
         return self.trial.nbytes * 1e-9 / self.seconds.p50
 
     def measurement(self, model: str, dtype: str, ceiling: Ceiling) -> Measurement:
-        """The ledger's line."""
         trial = self.trial
         extra = {
             "implementation": trial.implementation,

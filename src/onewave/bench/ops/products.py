@@ -49,7 +49,6 @@ class Product:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
         return self.count * self.height, self.cols
 
     @property
@@ -80,12 +79,10 @@ class ProductResult:
         return self.ratio is not None and self.ratio < LOSS
 
     def __str__(self) -> str:
-        """Describe the measurement for people."""
         height, cols = self.product.shape
         return f"{self.product.name} {height}x{cols}, {self.rows} rows, {self.implementation}"
 
     def measurement(self, model: str, dtype: str, ceiling: Ceiling) -> Measurement:
-        """The ledger's line."""
         extra = {
             "implementation": self.implementation,
             "matrix": self.product.name,

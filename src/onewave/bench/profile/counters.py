@@ -10,12 +10,10 @@ import torch
 
 from onewave.base.errors import UnsupportedError
 from onewave.bench.clock import recorded
-from onewave.bench.counters import Counters, collect, counted
+from onewave.bench.counters import Counters, collect, count_cold
 from onewave.bench.profile.measure import DecodeSteps, PromptOperands, step_of
 from onewave.models.config.read import find_config
 from onewave.models.profile import DECODE, PREFILL, STEP, Part, parts
-
-_MORE_THAN_L2 = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -51,19 +49,10 @@ def _parts(model: str, tokens: int) -> list[Part]:
 def main(asked: Counted) -> None:
     """Run each part under ncu: once for warming up, then once in a range, with an L2 cache that lacks it."""
     device, config = torch.device("cuda", 0), find_config(asked.model)
-    elsewhere = torch.zeros(_MORE_THAN_L2 // 4, dtype=torch.int32, device=device)
-
-    def once(call: Callable[[], object]) -> None:
-        run = recorded([call], device)
-        run()
-        elsewhere.sum()
-        with counted(device):
-            run()
-
     for tokens in asked.tokens:
         operands = PromptOperands(config, tokens, device)
         for part in _parts(asked.model, tokens):
-            once(operands.calls(part)[0])
+            count_cold(recorded(operands.calls(part)[:1], device), device)
             torch.cuda.empty_cache()
     steps = DecodeSteps(asked.model, config, asked.context, asked.weights, device)
     for batch in asked.batches:
@@ -72,7 +61,7 @@ def main(asked: Counted) -> None:
         if made is None:
             raise UnsupportedError("--counters", got=f"{asked.model}, {batch} at once", allowed="steps of one wave")
         wave, step = step_of(made, batch, asked.context)
-        once(step)
+        count_cold(recorded([step], device), device)
         wave.wave.check()
         del made, wave, step
         torch.cuda.empty_cache()

@@ -193,7 +193,6 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncG
 
 
 def message_of(text: bytes) -> str:
-    """Return the message in an error's body."""
     try:
         found = json.loads(text)
         return str(found["error"]["message"])[:_MAX_MESSAGE]

@@ -36,7 +36,6 @@ class Level:
 
     @property
     def name(self) -> str:
-        """For people."""
         return (
             f"{self.rate:g}/s" if self.rate is not None else f"{self.clients} client{'' if self.clients == 1 else 's'}"
         )
@@ -127,7 +126,6 @@ class LevelResult:
         }
 
     def measurements(self) -> Iterator[Measurement]:
-        """The ledger's lines."""
         work = self.workload
         extra: dict[str, Any] = {
             "clients": self.level.clients,

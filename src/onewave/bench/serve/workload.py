@@ -50,12 +50,10 @@ class Workload:
 
     @property
     def path(self) -> str:
-        """The URL path of its API."""
         return APIS[self.api]
 
     @property
     def num_turns(self) -> int:
-        """Turns of each conversation."""
         return self.turns if self.data == "multi-turn" else 1
 
     def conversations(self, count: int, name: str) -> Iterator[Conversation]:

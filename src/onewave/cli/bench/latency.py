@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onewave.base.errors import CapacityError, OnewaveError
 from onewave.base.settings import Settings
 from onewave.cli import options
 from onewave.cli.bench.report import (
@@ -17,6 +16,7 @@ from onewave.cli.bench.report import (
     Rows,
     Warmup,
     ceiling_line,
+    failure_kept,
     name_of,
     numbers,
     open_llm,
@@ -55,7 +55,6 @@ def latency(
     lengths = (numbers("--input-len", input_len), numbers("--output-len", output_len), numbers("--depth", depth))
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.engine.latency import cases, expected_seconds, measure, measurement
-    from onewave.memory.shortage import is_out_of_memory
 
     tests = cases(batches, *lengths)
     llm: LLM | None = None
@@ -64,14 +63,10 @@ def latency(
     threads = Settings.from_env().num_threads
     results: list[Result] = []
     load_seconds: dict[int, float] = {}
-    failed: OnewaveError | None = None
     # An engine of its own for each batch size: it decodes with as many rows as may run at once, idle or not.
-    for size in dict.fromkeys(batches):
-        try:
-            more: dict[str, Any] = {
-                "max_model_len": max_model_len,
-                "enforce_eager": enforce_eager,
-            }
+    with failure_kept("bench latency", "no memory left") as failures:
+        for size in dict.fromkeys(batches):
+            more: dict[str, Any] = {"max_model_len": max_model_len, "enforce_eager": enforce_eager}
             opened = open_llm(asked, **more, max_num_seqs=size, enable_prefix_caching=False)
             llm, load_seconds[size] = opened.llm, opened.load_seconds
             own = [case for case in tests if case.batch_size == size]
@@ -84,23 +79,16 @@ def latency(
                 rows = rows or Rows(out, llm.device, _title(llm), *_COLUMNS, left=2)
                 rows.add(_cells(result), [measurement(result, llm, threads=threads)])
                 results.append(result)
-        except (OnewaveError, RuntimeError, MemoryError) as error:
-            if not isinstance(error, OnewaveError) and not is_out_of_memory(error):
-                raise
-            failed = error if isinstance(error, OnewaveError) else CapacityError("bench latency", got="no memory left")
-            break
-        llm.close()
-    # Results measured before the error are kept.
-    if failed is not None and not results:
-        raise failed
+            llm.close()
+    if rows is None:
+        raise failures[0]
     assert llm is not None
     assert ceiling is not None
-    assert rows is not None
     loaded = ", ".join(f"{seconds:.2f} s" for seconds in load_seconds.values())
     note = f"{ceiling_line(ceiling)}; model loaded in {loaded}"
     rows.finish(_facts(llm, load_seconds, ceiling, results), note)
-    if failed is not None:
-        raise failed
+    for failure in failures:
+        raise failure
 
 
 def _announce(seconds: float) -> None:

@@ -12,20 +12,21 @@ import re
 import shlex
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onewave.base.errors import InvalidArgumentError, OnewaveError, UnsupportedError, shown
+from onewave.base.errors import CapacityError, InvalidArgumentError, OnewaveError, UnsupportedError, shown
 from onewave.base.settings import Settings
 from onewave.cli import options, session
 from onewave.cli.output import show
 from onewave.engine.load.stopwatch import phases_told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Generator, Iterable, Sequence
     from pathlib import Path
 
     import torch
@@ -124,6 +125,23 @@ class Rows:
             for at, (cell, width) in enumerate(zip(cells, self._widths, strict=False))
         )
         return "  ".join(placed).rstrip()
+
+
+@contextmanager
+def failure_kept(command: str, no_memory: str) -> Generator[list[OnewaveError]]:
+    """Yield a list that gets the error which ends the work meanwhile, so that results before it are shown first: one of
+    ours, or a CapacityError where memory runs out."""
+    from onewave.memory.shortage import is_out_of_memory
+
+    failures: list[OnewaveError] = []
+    try:
+        yield failures
+    except OnewaveError as error:
+        failures.append(error)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        failures.append(CapacityError(command, got=no_memory))
 
 
 def show_status(text: str) -> None:

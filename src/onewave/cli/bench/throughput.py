@@ -31,7 +31,7 @@ def throughput(
     out: Results,
 ) -> None:
     """Measure tokens a second of many requests, prompts and decoding together, as offline work has them."""
-    from onewave.bench.engine.latency import Case
+    from onewave.bench.engine.latency import Case, facts_of
     from onewave.bench.engine.throughput import measure_throughput, measure_transformers
     from onewave.bench.engine.transformers_peer import check_transformers
 
@@ -44,12 +44,7 @@ def throughput(
         results = [measure_throughput(llm, case, reps=reps, warmup=warmup, show=show_status)]
         facts: dict[str, Any] = {"model": llm.name, "device": str(llm.device), "decode_path": llm.decode_path}
         where, dtype = llm.device, llm.dtype
-        extra = {
-            "dtype": name_of(dtype),
-            "quantization": llm.quantization,
-            "kv_cache_dtype": llm.kv_cache_dtype,
-            "decode_path": llm.decode_path,
-        }
+        extra = facts_of(llm)
     title = f"{facts['model']}, {name_of(dtype)} on {where}, {requests} requests, {input_len} in, {output_len} out"
     columns = ("engine", "together", "seconds", "requests/s", "generated tokens/s", "all tokens/s")
     rows = Rows(out, where, title, *columns)

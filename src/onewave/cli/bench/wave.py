@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onewave.base.errors import CapacityError, InvalidArgumentError, OnewaveError, OutOfReachError, UnsupportedError
+from onewave.base.errors import InvalidArgumentError, OutOfReachError, UnsupportedError
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import WeightFormat, find_rounding
 from onewave.cli import options
 from onewave.cli.bench.plans import time_plans
-from onewave.cli.bench.report import Reps, Results, Rows, ceiling_line, make_current, name_of, numbers, show_status
+from onewave.cli.bench.report import (
+    Reps,
+    Results,
+    Rows,
+    ceiling_line,
+    failure_kept,
+    make_current,
+    name_of,
+    numbers,
+    show_status,
+)
 from onewave.cli.output import write_file
 from onewave.cli.tiles.tables import timeline_table
 from onewave.engine.arguments import check_device, check_dtype, check_kv_cache_dtype
@@ -106,7 +116,7 @@ def wave(
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.engine.ahead import PROCESSES, make_ready
     from onewave.bench.engine.random_codes import Q4_K_M, q4_k_m
-    from onewave.bench.engine.wave import WaveCase, keep_in, measure_wave
+    from onewave.bench.engine.wave import SPREAD, WaveCase, measure_wave
     from onewave.engine.load.checkpoint import load_model
     from onewave.engine.load.choices import (
         check_dtype_on,
@@ -116,8 +126,8 @@ def wave(
         choose_weight_format,
     )
     from onewave.engine.load.options import LoadOptions
+    from onewave.engine.load.sketches import keep_in
     from onewave.gpu.compile_pool import processes
-    from onewave.memory.shortage import is_out_of_memory
     from onewave.models.config.read import load_config
     from onewave.models.llama_plan import unsupported_because
 
@@ -138,13 +148,12 @@ def wave(
     plain: Llama | None = None
     notes: list[str] = []
     traced = None
-    failed: OnewaveError | None = None
     shown = _Shown(out, where, f"{location.name}, {name_of(kind)} on {where}", (location.name, name_of(kind)))
     with processes(PROCESSES) as pool:  # before this process uses the GPU
         make_current(where)
         show_status("measuring the read ceiling")
         ceiling = read_bandwidth(where)
-        try:
+        with failure_kept("bench wave", "no memory for a case") as failures:
             for batch in batches:
                 network = stream = None  # a stream is packed for its batch, and is the model's only copy
                 if quantization == Q4_K_M:
@@ -174,21 +183,14 @@ def wave(
                         plain = network = plain or load_model(location, config, how)
                     else:
                         network, stream = _load(location, config, how, notes)
-                keep_in(network, kv_dtype)
+                keep_in(network, kv_dtype, 1 / SPREAD)
                 add = partial(shown.add, ceiling)
                 for case in cases:
                     _, traced = measure_wave(
                         network, case, reps=reps, stream=stream, show=show_status, report=notes.append, measured=add
                     )
-        except (OnewaveError, RuntimeError, MemoryError) as error:
-            if not isinstance(error, OnewaveError) and not is_out_of_memory(error):
-                raise
-            failed = (
-                error if isinstance(error, OnewaveError) else CapacityError("bench wave", got="no memory for a case")
-            )
-    # Results measured before the error are shown first.
-    if failed is not None and not shown.steps:
-        raise failed
+    if not shown.steps:
+        raise failures[0]
     parts: list[Table | str] = [ceiling_line(ceiling, 0), *notes]
     if traced is not None and trace is not None:
         from onewave.tiles.sim.timeline import timeline
@@ -197,8 +199,8 @@ def wave(
         parts.append(timeline_table(timeline(traced)))
     facts = {"model": location.name, "ceiling_gb_s": ceiling.value, "steps": shown.steps, "notes": notes}
     shown.rows.finish(facts, *parts)
-    if failed is not None:
-        raise failed
+    for failure in failures:
+        raise failure
 
 
 def _load(

@@ -97,7 +97,6 @@ def _print(result: PlanSearch, names: list[str], title: str) -> None:
 
 
 def _changes(found: FoundPlan, own: FoundPlan) -> str:
-    """In a few words."""
     moves = Counter(stage for stage, source, target in found.candidate.changes.moves if source != target)
     said = [f"{count} moves of {stage}" for stage, count in moves.items()]
     if found.candidate.changes.turn:

@@ -14,7 +14,6 @@ from onewave.cli.output import amount, percent, show, table, write_file
 from onewave.cli.tiles import options as given
 from onewave.cli.tiles import tables
 from onewave.cli.tiles.programs import Built, Program, by_stage
-from onewave.models.llama_plan import DealtStep
 from onewave.models.wave_prediction import kept_costs, predict_plan
 from onewave.tiles.graph.builders import DTYPES, cuts
 from onewave.tiles.graph.programs import parse_bytes, parse_tile, read_sizes
@@ -124,7 +123,10 @@ def simulate_command(
         "energy_mj": report.energy_mj,
         "flops": report.flops,
         "sync": sync,
-        "predicted_ms": None if built.step is None or prescribed is None else _predicted_ms(built.step),
+        # On an H200, by costs fitted to a measured launch, as `bench predict` says it.
+        "predicted_ms": None
+        if built.step is None or prescribed is None
+        else predict_plan(built.step, kept_costs()).makespan * 1e-6,
     }
     if as_json:
         print(json.dumps(facts))
@@ -210,11 +212,6 @@ def staircase_command(
         counts = (f"{stair.m:,}", f"{stair.tiles:,}", f"{stair.waves:,}")
         rows_of.add_row(*counts, f"{stair.time / 1000:,.2f}", percent(stair.used))
     show(rows_of)
-
-
-def _predicted_ms(step: DealtStep) -> float:
-    """A step's time on an H200, by costs fitted to a measured launch, as `bench predict` says it."""
-    return predict_plan(step, kept_costs()).makespan * 1e-6
 
 
 def _refuse_beside_panels(call: typer.Context, more: tuple[str, ...] = ()) -> None:

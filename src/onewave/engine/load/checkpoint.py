@@ -204,14 +204,13 @@ class ModelParts:
         self._unread.clear()
 
     def layer(self, index: int) -> LayerWeights:
-        """Build one decoder layer."""
         parts = self.vectors(index)
         for name in _MATRICES:
             parts[name] = self.matrix(index, name)
         return LayerWeights(**parts)
 
-    def matrix(self, index: int, name: str) -> LinearWeight:
-        """Build one matrix of a layer: qkv, o, gate_up or down."""
+    def matrix(self, index: int | None, name: str) -> LinearWeight:
+        """Build a matrix of a layer: qkv, o, gate_up or down. index None: the head, which may be the embedding."""
         return self._matrix(self._pieces(index, name))
 
     def group_formats(self, index: int | None, name: str) -> list[GroupFormat | None]:
@@ -240,10 +239,6 @@ class ModelParts:
             found.append(matrix if piece.rows is None else matrix.select(piece.rows))
         return found
 
-    def head_table(self) -> LinearWeight:
-        """Build the head, which may be the embedding's table."""
-        return self._matrix(self._pieces(None, "head"))
-
     def _pieces(self, index: int | None, name: str) -> list[_Piece]:
         if index is None:
             return [_Piece(self._tables[0] if name == "embedding" or self.tied else self._layout.head)]
@@ -270,7 +265,6 @@ class ModelParts:
         }
 
     def norm(self) -> Tensor:
-        """Build the last norm's weight."""
         return self._dense([_Piece(self._layout.norm)])
 
     def tables(self) -> tuple[Tensor | PackedWeight, LinearWeight]:
@@ -289,7 +283,6 @@ class ModelParts:
         return self._config.tie_word_embeddings and (len(stored) == 1 or self._equal(*stored))
 
     def embedding(self) -> Tensor | PackedWeight:
-        """Build the embedding."""
         return self._unscaled(self._pieces(None, "embedding"))
 
     def head(self) -> LinearWeight:

@@ -21,7 +21,7 @@ from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, SIX_BITS, Mixe
 from onewave.engine.load.checkpoint import PLAIN_TYPES, ModelParts
 from onewave.engine.load.streamed import layer_matrices
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.llama import MATRICES, LayerWeights, Llama, LlamaWeights, MatrixWeight, Table, plain
+from onewave.models.llama import MATRICES, LayerWeights, Llama, LlamaWeights, Table, plain
 from onewave.wave.weights.pack import StreamMatrix, Weight, WeightStream
 from onewave.wave.weights.read_back import ReadBack
 from onewave.wave.weights.row_table import RowTable
@@ -176,8 +176,7 @@ def _contents(
         index, kind = _place(name)
         width = stream.program.widths.get(name, 1)
         if width == 4:
-            matrix: MatrixWeight = parts.head_table() if index is None else parts.matrix(index, kind)
-            dense = plain(matrix, "one wave")
+            dense = plain(parts.matrix(index, kind), "one wave")
             return Weight(tuple(dense.chunk(2)) if kind == "gate_up" else (dense,))
         return _rows(parts.grouped(index, kind), stream, width, alternate=kind == "gate_up")
 

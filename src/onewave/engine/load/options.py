@@ -25,20 +25,15 @@ NAMES_8_BITS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 """Dtypes of keys and values in 8 bits, by the name that LLM's kv_cache_dtype has."""
 
 
-def _default_cache_dir() -> Path:
-    return Settings.from_env().cache_dir
-
-
 @dataclass(frozen=True)
 class LoadOptions:
     """How a model is loaded.
 
     dtype: bf16|fp16|fp32 of weights and activations. max_num_seqs: rows of a decode step, on the wave's path of each of
-    its `launches`. max_model_len: positions
-    with rotary angles; None: the model's own. cache_dir: of finished programs. seed: of dummy weights.
-    weight_format: of the matrices; None: as they
-    are. insists: on that format; otherwise weights that it can't hold stay as they are. plan: of the decode step;
-    None: the wave's own. progress: draw a bar on stderr. compilers: the processes that `warm_up` has begun.
+    its `launches`. max_model_len: positions with rotary angles; None: the model's own. cache_dir: of finished programs.
+    seed: of dummy weights. weight_format: of the matrices; None: as they are. insists: on that format; otherwise
+    weights that it can't hold stay as they are. plan: of the decode step; None: the wave's own. progress: draw a bar on
+    stderr. compilers: the processes that `warm_up` has begun.
     times: is told how long each phase takes. sample: gives token ids of a small text, on which the cost of rounding is
     measured; none: it is not. kv_dtype: of keys and values in 8 bits; None: the model's.
     """
@@ -48,7 +43,7 @@ class LoadOptions:
     max_num_seqs: int = 1
     launches: int = 1
     max_model_len: int | None = None
-    cache_dir: Path = field(default_factory=_default_cache_dir)
+    cache_dir: Path = field(default_factory=lambda: Settings.from_env().cache_dir)
     load_format: str = "auto"
     seed: int = 0
     weight_format: WeightFormat | None = None

@@ -110,11 +110,11 @@ def blank_stream(config: ModelConfig, options: LoadOptions, program: WaveProgram
     return _NoWeights(program, options.dtype, options.device, options.weight_format)
 
 
-def keep_in(model: Llama, kv_dtype: torch.dtype | None) -> None:
-    """Have a sketch keep keys and values in 8 bits; None: in its dtype."""
+def keep_in(model: Llama, kv_dtype: torch.dtype | None, scale: float = 1.0) -> None:
+    """Have a model keep keys and values in 8 bits, of that scale; None: in its dtype."""
     if kv_dtype is not None:
         shape = (model.config.num_layers, model.config.num_kv_heads)
-        model.kv_format = KVFormat(kv_dtype, *(torch.ones(shape, device=model.device) for _ in range(2)))
+        model.kv_format = KVFormat(kv_dtype, *(torch.full(shape, scale, device=model.device) for _ in range(2)))
 
 
 @torch.inference_mode()

@@ -48,6 +48,12 @@ def layer_matrices(config: ModelConfig) -> dict[str, tuple[int, int, int]]:
     return {"qkv": (qkv, hidden, 1), "o": (hidden, width, 1), "gate_up": (inner, hidden, 2), "down": (hidden, inner, 1)}
 
 
+def num_weights(config: ModelConfig) -> int:
+    """Weights of all layers' matrices and of the head."""
+    layer = sum(height * cols * count for height, cols, count in layer_matrices(config).values())
+    return config.num_layers * layer + config.vocab_size * config.hidden_size
+
+
 def stream_model(
     parts: ModelParts,
     config: ModelConfig,
@@ -109,10 +115,8 @@ class _Packer:
         beside: bytes that lie on the device beside the weights already.
         """
         stream, config = self._stream, self._config
-        packed = sum(height * cols * count for height, cols, count in layer_matrices(config).values())
-        total = config.num_layers * packed + config.vocab_size * config.hidden_size
         lists = 0 if stream.lists is None else stream.lists.nbytes
-        padding = stream.images.nbytes + lists - int(total * stream.shape.weight_bytes)
+        padding = stream.images.nbytes + lists - int(num_weights(config) * stream.shape.weight_bytes)
         room = _ROOM_BYTES - beside - padding
         vectors = [self._parts.vectors(index) for index in range(config.num_layers)]
         pending: deque[tuple[int, str, int, Future[MatrixWeight]]] = deque()

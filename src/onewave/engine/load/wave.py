@@ -19,7 +19,7 @@ from onewave.engine.load.load import in_short
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import load_program, program_path, save_program
 from onewave.engine.load.rounding_cost import sample_logits, say_cost
-from onewave.engine.load.streamed import StreamedModel, layer_matrices, stream_model
+from onewave.engine.load.streamed import StreamedModel, num_weights, stream_model
 from onewave.engine.wave_decode import WaveDecoder, unsuited
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import Llama
@@ -119,7 +119,7 @@ def _kept(location: ModelLocation, config: ModelConfig, options: LoadOptions) ->
 def _load_wave(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> tuple[Llama, WaveDecoder]:
     with options.times.phase("GPU"):
         torch.empty(1, device=options.device)  # the first use of one in a process takes a while
-    total = _matrix_bytes(config, options.weight_bytes)
+    total = int(num_weights(config) * options.weight_bytes)
     with byte_progress("Packing for one wave", total, enabled=options.progress) as report:
         made = load_streamed(location, config, options, report)
         set_kv_format(made.model, location, options)
@@ -156,8 +156,3 @@ def program_of(config: ModelConfig, options: LoadOptions) -> WaveProgram:
         found = plan_and_compile(config, options, workers)
         save_program(found, path)
     return found
-
-
-def _matrix_bytes(config: ModelConfig, weight_bytes: float) -> int:
-    layer = sum(height * cols * count for height, cols, count in layer_matrices(config).values())
-    return int((config.num_layers * layer + config.vocab_size * config.hidden_size) * weight_bytes)

@@ -43,7 +43,6 @@ class _ChatEncoder:
         self.tags = {i: piece.content for i, piece in self.added.items() if piece.content in chat.tags}
 
     def ids(self) -> list[int]:
-        """As encode_rendered."""
         tags, stretches = frozenset(self.tags), self.tokenizer.stretches
         ids: list[int] = []
         position = 0

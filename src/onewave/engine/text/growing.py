@@ -24,7 +24,6 @@ class GrowingText:
         return "".join(self._older)[:begin] + newest
 
     def add(self, piece: str) -> None:
-        """Let it grow."""
         begin, newest = self._newest
         newest += piece
         if len(newest) >= _MAX_NEWEST:

@@ -64,11 +64,11 @@ class Tokenizer:
 
     vocab_size: ids are below it (an embedding may have more rows). bos_token_id. eos_token_ids: every id that ends an
     answer, the main one first. special_ids: control tokens, which skip_special_tokens hides. pieces: id -> bytes,
-    None for a decoder of another kind.
+    None for a decoder of another kind. parts: what it was made of.
     """
 
     def __init__(self, parts: TokenizerParts):
-        self._parts = parts
+        self.parts = parts
         self._backend = parts.backend
         self.pieces: PieceTable | None = parts.pieces
         self.vocab_size: int = parts.vocab_size
@@ -80,7 +80,7 @@ class Tokenizer:
         """Its encode_plain, which remembers."""
 
     def __repr__(self) -> str:
-        return f"Tokenizer({self._parts.origin!r}, vocab_size={self.vocab_size})"
+        return f"Tokenizer({self.parts.origin!r}, vocab_size={self.vocab_size})"
 
     @property
     def eos_token_id(self) -> int | None:
@@ -90,7 +90,7 @@ class Tokenizer:
     @property
     def chat_template(self) -> str | None:
         """The Jinja source of the usual chat template."""
-        return self._parts.chat_templates.get("default")
+        return self.parts.chat_templates.get("default")
 
     def encode(self, text: str, add_special_tokens: bool = True, allow_special: bool = True) -> list[int]:
         """Token ids of a text.
@@ -101,7 +101,7 @@ class Tokenizer:
         pipeline fails at it.
         """
         try:
-            with backend_call(self._parts.file, "encoding text", callers=(TypeError, UnicodeError)):
+            with backend_call(self.parts.file, "encoding text", callers=(TypeError, UnicodeError)):
                 return self._encode(text, add_special_tokens, allow_special)
         except (TypeError, UnicodeError) as error:
             raise _not_text(text) from error
@@ -115,7 +115,7 @@ class Tokenizer:
 
     def encode_whole(self, text: str) -> Encoding:
         """A text's ids and where they come from, with control tokens read as such and nothing put around it."""
-        with backend_call(self._parts.file, "encoding text", callers=(TypeError, UnicodeError)):
+        with backend_call(self.parts.file, "encoding text", callers=(TypeError, UnicodeError)):
             return encoding_of(self._backend, text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -140,7 +140,7 @@ class Tokenizer:
         kept = [token_id for token_id in ids if token_id not in skip]
         if self.pieces is None:
             known = [token_id for token_id in kept if 0 <= token_id < self.vocab_size]
-            with backend_call(self._parts.file, "decoding token ids"):
+            with backend_call(self.parts.file, "decoding token ids"):
                 return self._backend.decode(known, skip_special_tokens=False)
         data = b"".join([self.pieces[token_id] for token_id in kept])
         if kept and self.pieces.strips_before(kept[0]):
@@ -195,7 +195,7 @@ class Tokenizer:
             rendered = template.render(messages, layout.add_generation_prompt, variables)
         try:
             ids = encode_rendered(self, rendered)
-            return rendered.text, [*_missing(self._parts.chat_prefix_ids, ids), *ids]
+            return rendered.text, [*_missing(self.parts.chat_prefix_ids, ids), *ids]
         except (TypeError, UnicodeError) as error:
             raise _not_text(rendered.text) from error
 
@@ -234,13 +234,13 @@ class Tokenizer:
 
     def _template(self, template_kwargs: dict[str, Any]) -> ChatTemplate:
         """The template to use; takes chat_template out of template_kwargs."""
-        named = self._parts.chat_templates
+        named = self.parts.chat_templates
         wanted: object = template_kwargs.pop("chat_template", None)
         if wanted is None:
             wanted = "tool_use" if template_kwargs.get("tools") and "tool_use" in named else "default"
             if wanted not in named:
                 raise TokenizerError(
-                    f"{self._parts.origin}: chat template",
+                    f"{self.parts.origin}: chat template",
                     got="none" if not named else f"only {', '.join(sorted(named))}",
                     next="Pass chat_template=, or lay the conversation out yourself and use generate.",
                 )
@@ -255,14 +255,14 @@ class Tokenizer:
         if wanted not in named:
             return self._callers_templates(wanted)
         if wanted not in self._templates:
-            what = f"{self._parts.origin}: chat template"
+            what = f"{self.parts.origin}: chat template"
             self._templates[wanted] = self._compile_template(named[wanted], what=what)
         return self._templates[wanted]
 
     def _compile_template(self, source: str, *, what: str) -> ChatTemplate:
         from onewave.engine.text.chat_template import ChatTemplate
 
-        parts = self._parts
+        parts = self.parts
         return ChatTemplate(source, what=what, special_tokens=parts.special_tokens, added=parts.added)
 
     @cached_property
@@ -273,7 +273,7 @@ class Tokenizer:
     @cached_property
     def _around(self) -> tuple[Sequence[int], Sequence[int]]:
         """The ids to put before and after a text."""
-        parts = self._parts
+        parts = self.parts
         if parts.prefix_ids is not None:
             return parts.prefix_ids, parts.suffix_ids or ()
         encoding = self._backend.encode("a")
@@ -324,23 +324,18 @@ class Tokenizer:
         """
         if not text:
             return []
-        with backend_call(self._parts.file, "encoding text", callers=(TypeError, UnicodeError)):
+        with backend_call(self.parts.file, "encoding text", callers=(TypeError, UnicodeError)):
             ids = encoding_of(self._text_backend(tags, at_start), text, spans=False).ids
             forged = self.control_ids | tags
             if forged.isdisjoint(ids):
                 return ids
             return [j for i in ids for j in (self._spell(i, forged) if i in forged else [i])]
 
-    @property
-    def parts(self) -> TokenizerParts:
-        """The parts that the tokenizer was made of."""
-        return self._parts
-
     @cached_property
     def control_ids(self) -> frozenset[int]:
         """The special ids without the one for text that the vocabulary lacks, unless that begins a text or ends it."""
         model = self._backend.model
-        text = getattr(model, "unk_token", None) or self._parts.special_tokens.get("unk_token")
+        text = getattr(model, "unk_token", None) or self.parts.special_tokens.get("unk_token")
         unknown = None if text is None else self._backend.token_to_id(text)
         if text is None and isinstance(model, Unigram):  # which has one without saying so
             with suppress(Exception):  # tokenizers raises bare ones where there is none

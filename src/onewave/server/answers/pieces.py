@@ -50,5 +50,4 @@ class PlainReader:
         return Piece(content=text)
 
     def finish_reason(self, reason: str) -> str:
-        """The engine's."""
         return reason

@@ -72,7 +72,6 @@ class ReasoningReader:
         return self._think(last=last)
 
     def finish_reason(self, reason: str) -> str:
-        """As the other reader says."""
         return self._rest.finish_reason(reason)
 
     def _think(self, *, last: bool) -> Piece:

@@ -13,7 +13,6 @@ class JsonRoute(APIRoute):
     """A route whose bodies pydantic's parser reads: a prompt of 4,096 token ids in half of the json module's time."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's, with such a request."""
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:

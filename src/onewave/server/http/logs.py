@@ -28,7 +28,6 @@ class JsonLines(logging.Formatter):
     """One JSON object a record: time, level, logger, message, what the record carries beside, and its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """As one line."""
         fields: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname,
