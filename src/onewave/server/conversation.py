@@ -120,3 +120,8 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
         got = f"{function['name']!r} with arguments that are no JSON object"
         raise InvalidArgumentError("messages: tool_calls", got=got, allowed="a JSON object, as text")
     return {**function, "arguments": cast("dict[str, Any]", arguments)}
+
+
+def text_of(content: str | Sequence[Any]) -> str:
+    """The text of a message's content. content: or its parts."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -85,14 +85,16 @@ def _not_json(value: object) -> str:
     raise TypeError(f"{type(value).__name__} has no JSON")
 
 
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
 def _environment() -> TracedEnvironment:
     extensions = [_GenerationBlock, loopcontrols]
     environment = TracedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _tojson
-    environment.globals |= {
-        "raise_exception": _raise_exception,
-        "strftime_now": lambda format: datetime.now().strftime(format),
-    }
+    helpers: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.globals.update(helpers)
     return environment
 
 

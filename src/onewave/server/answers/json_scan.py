@@ -7,31 +7,18 @@ _ARGUMENTS = ("arguments", "parameters")
 _SPACE = " \t\r\n"
 
 
-class CallScanner:
-    """Reads `{"name": ..., "arguments": {...}}`; `parameters` is the same, further keys are passed over, and so are
-    these when they come again.
+class Scanner:
+    """Reads a call letter by letter.
 
-    name: once it is known. ended: after the closing brace. failed: at the first letter that no call has; a call that
-    has no name fails at its end.
+    name: once it is known. ended: after the call's last letter. failed: at the first letter that no call has.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
         self.ended = self.failed = False
-        self._expects = "{"
-        self._key = ""
         self._raw: list[str] = []
-        self._depth, self._in_string, self._escaped = 0, False, False
+        self._depth, self._escaped = 0, False
         self._arguments: list[str] = []
-        self._found = self._arguments_alone = False
-
-    @classmethod
-    def of_arguments(cls, name: str) -> "CallScanner":
-        """A scanner of the arguments alone, where the name came before them."""
-        scanner = cls()
-        scanner.name, scanner._key = name, _ARGUMENTS[0]
-        scanner._expects, scanner._arguments_alone = "begin", True
-        return scanner
 
     def push(self, text: str) -> int:
         """Read on; return how many letters belong to the call."""
@@ -42,10 +29,32 @@ class CallScanner:
         return len(text)
 
     def take(self) -> str:
-        """The text of the arguments that came since the last call of this."""
+        """The text of the arguments, as JSON, that came since the last call of this."""
         text = "".join(self._arguments)
         self._arguments.clear()
         return text
+
+    def _step(self, letter: str) -> None:
+        raise NotImplementedError
+
+
+class CallScanner(Scanner):
+    """Reads `{"name": ..., "arguments": {...}}`; `parameters` is the same, further keys are passed over, and so are
+    these when they come again. A call that has no name fails at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._expects = "{"
+        self._key, self._in_string = "", False
+        self._found = self._arguments_alone = False
+
+    @classmethod
+    def of_arguments(cls, name: str) -> "CallScanner":
+        """A scanner of the arguments alone, where the name came before them."""
+        scanner = cls()
+        scanner.name, scanner._key = name, _ARGUMENTS[0]
+        scanner._expects, scanner._arguments_alone = "begin", True
+        return scanner
 
     def _step(self, letter: str) -> None:
         if self._expects == "value":

@@ -5,37 +5,19 @@ import json
 import re
 from typing import Any
 
+from onewave.server.answers.json_scan import Scanner
+
 _ARGUMENT = re.compile(r"\s*([^\W\d]\w*)\s*=\s*(.+)", re.DOTALL)
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
-class PythonScanner:
-    """Reads `name(key=value, ...)`; values are Python's literals, or JSON's. Attributes are CallScanner's."""
+class PythonScanner(Scanner):
+    """Reads `name(key=value, ...)`; values are Python's literals, or JSON's."""
 
     def __init__(self) -> None:
-        self.name: str | None = None
-        self.ended = self.failed = False
-        self._raw: list[str] = []
-        self._quote, self._escaped, self._depth = "", False, 0
+        super().__init__()
+        self._quote = ""
         self._num_arguments = 0
-        self._arguments: list[str] = []
-
-    def push(self, text: str) -> int:
-        """Read on; return how many letters belong to the call."""
-        for at, letter in enumerate(text):
-            if self.name is None:
-                self._step_name(letter)
-            else:
-                self._step(letter)
-            if self.ended or self.failed:
-                return at + 1
-        return len(text)
-
-    def take(self) -> str:
-        """The text of the arguments, as JSON, that came since the last call of this."""
-        text = "".join(self._arguments)
-        self._arguments.clear()
-        return text
 
     def _step_name(self, letter: str) -> None:
         if letter == "(" and self._raw:
@@ -46,6 +28,9 @@ class PythonScanner:
             self.failed = True
 
     def _step(self, letter: str) -> None:
+        if self.name is None:
+            self._step_name(letter)
+            return
         if self._quote:
             if self._escaped or letter == "\\":
                 self._escaped = not self._escaped

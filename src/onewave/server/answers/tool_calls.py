@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from onewave.engine.text.stop_strings import num_held_back
-from onewave.server.answers.json_scan import CallScanner
+from onewave.server.answers.json_scan import CallScanner, Scanner
 from onewave.server.answers.pieces import CallPart, Piece
 from onewave.server.answers.python_scan import PythonScanner
 
@@ -75,7 +75,7 @@ class ToolReader:
         self._at_start, self._after_call = True, False
         self._where = "content"
         self._read = {"content": self._read_content, "between": self._read_between, "call": self._read_call}
-        self._scanner: CallScanner | PythonScanner | None = None
+        self._scanner: Scanner | None = None
         # State of the call under way: the text before its name was given, and whether it was.
         self._unsure: str = ""
         self._given, self._marked = False, True

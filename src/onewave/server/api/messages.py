@@ -13,7 +13,7 @@ from onewave.engine.params import SamplingParams
 from onewave.engine.text.conversations import ChatLayout
 from onewave.server import conversation
 from onewave.server.answers.blocks import Block, BlockEvent, Blocks
-from onewave.server.conversation import Talk
+from onewave.server.conversation import Talk, text_of
 from onewave.server.http.bodies import JsonRoute
 from onewave.server.http.errors import as_anthropic, as_api_error
 from onewave.server.http.events import EventResponse, event, json_response, until_gone
@@ -42,13 +42,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
     served = served_of(request)
     name = served.model_of(body.model)
-    given = {key: getattr(body, key) for key in ("temperature", "top_p", "top_k") if getattr(body, key) is not None}
-    params = SamplingParams(
-        max_tokens=body.max_tokens,
-        stop=body.stop_sequences,
-        seed=None if body.seed is None else body.seed % 2**64,
-        **given,
-    )
+    params = SamplingParams(max_tokens=body.max_tokens, stop=body.stop_sequences, **body.given())
     turn = await conversation.turn_of(served, _talk(body, params), answer_id(request, "msg_"))
     head = {"id": turn.request_id, "type": "message", "role": "assistant", "model": name}
     if body.stream:
@@ -70,7 +64,7 @@ def _talk(body: CountRequest, params: SamplingParams) -> Talk:
         variables.setdefault("enable_thinking", body.thinking.type == "enabled")
     messages: list[dict[str, Any]] = []
     if body.system:
-        messages.append({"role": "system", "content": _text(body.system)})
+        messages.append({"role": "system", "content": text_of(body.system)})
     for message in body.messages:
         messages += _as_dicts(message)
     # An assistant's last message is the beginning of the answer.
@@ -105,7 +99,7 @@ def _as_dicts(message: InputMessage) -> list[dict[str, Any]]:
             calls.append({"id": block.id, "type": "function", "function": function})
         else:
             assert isinstance(block, ToolResultBlock)
-            content = ("Error: " if block.is_error else "") + _text(block.content or "")
+            content = ("Error: " if block.is_error else "") + text_of(block.content or "")
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
     said: dict[str, Any] = {"role": message.role, "content": text}
     if thoughts:
@@ -113,10 +107,6 @@ def _as_dicts(message: InputMessage) -> list[dict[str, Any]]:
     if calls:
         said["tool_calls"] = calls
     return results if results and len(said) == 2 and not text else [*results, said]
-
-
-def _text(content: str | list[TextBlock]) -> str:
-    return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
 async def _whole(served: Served, turn: Turn, head: dict[str, Any]) -> dict[str, Any]:

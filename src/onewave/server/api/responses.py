@@ -14,7 +14,7 @@ from onewave.engine.params import SamplingParams
 from onewave.engine.text.conversations import ChatLayout
 from onewave.server import conversation
 from onewave.server.answers.blocks import Block, BlockEvent, Blocks
-from onewave.server.conversation import Talk, template_variables, with_objects
+from onewave.server.conversation import Talk, template_variables, text_of, with_objects
 from onewave.server.http.bodies import JsonRoute
 from onewave.server.http.errors import as_api_error
 from onewave.server.http.events import EventResponse, event, json_response, until_gone
@@ -26,14 +26,11 @@ from onewave.server.protocol.responses import (
     ReasoningItem,
     ResponseAnswer,
     ResponsesRequest,
-    TextContent,
 )
 from onewave.server.served import Served, answer_id, served_of
 from onewave.server.turn import Turn, steps, usage_of, whole
 
 router = APIRouter(route_class=JsonRoute)
-
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 @router.post("/v1/responses", responses=whole_or_streamed(ResponseAnswer))
@@ -49,13 +46,11 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
 
 
 def _talk(body: ResponsesRequest) -> Talk:
-    given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
-    seed = None if body.seed is None else body.seed % 2**64
     tools, effort = body.asked_tools, None if body.reasoning is None else body.reasoning.effort
     verbosity = None if body.text is None else body.text.verbosity
     return Talk(
         messages=_messages(body),
-        params=SamplingParams(max_tokens=body.max_output_tokens, seed=seed, **given),
+        params=SamplingParams(max_tokens=body.max_output_tokens, **body.given("min_p")),
         tools=tools.for_template(),
         wanted=tools.wanted(body.form),
         layout=ChatLayout(chat_template_kwargs=template_variables(effort, verbosity, body.chat_template_kwargs)),
@@ -73,9 +68,9 @@ def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
     for item in items:
         if isinstance(item, Message):
             role = "system" if item.role == "developer" else item.role
-            _join(messages, role, {"content": _text(item.content)})
+            _join(messages, role, {"content": text_of(item.content)})
         elif isinstance(item, FunctionCallOutput):
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
         elif isinstance(item, FunctionCall):
             function = {"name": item.name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
@@ -97,10 +92,6 @@ def _join(messages: list[dict[str, Any]], role: str, more: dict[str, Any]) -> No
         last.update(more)
     else:
         messages.append({"role": role, "content": "", **more})
-
-
-def _text(content: str | list[TextContent]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _head(body: ResponsesRequest, name: str, response_id: str) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+TokenLimit = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
 
 class Strict(BaseModel):
     """A body whose fields are all known: one that is not might change the answer, and is refused by name.
@@ -20,6 +22,12 @@ class Strict(BaseModel):
             return given
         fields = cast("dict[Any, Any]", given)
         return {name: value for name, value in fields.items() if value is not None or name in cls.model_fields}
+
+
+class SentBack(BaseModel):
+    """A part of an earlier answer that a client may send back unchanged: fields that are not read are ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
 
 
 class Unread(Strict):
@@ -44,6 +52,12 @@ class Generating(Strict):
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+
+    def given(self, *more: str) -> dict[str, Any]:
+        """The fields that are SamplingParams' of the same name, where they are given. more: names of others."""
+        names = ("temperature", "top_p", "top_k", *more)
+        found = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return found if self.seed is None else {**found, "seed": self.seed % 2**64}
 
 
 class ErrorBody(BaseModel):

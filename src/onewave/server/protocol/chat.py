@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from onewave.server.protocol.base import Strict, Usage
+from onewave.server.protocol.base import Strict, TokenLimit, Usage
 from onewave.server.protocol.forms import EarlierCall, ToolFields
 from onewave.server.protocol.sampling import SamplingFields
 
@@ -35,8 +35,8 @@ class ChatRequest(SamplingFields, ToolFields):
     """A conversation to answer."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_tokens: TokenLimit | None = None
+    max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     modalities: list[Literal["text"]] | None = None

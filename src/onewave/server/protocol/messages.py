@@ -2,37 +2,29 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from onewave.engine.grammar.params import StructuredOutputsParams
 from onewave.server.answers.plan import Function
 from onewave.server.answers.tools import Tools
-from onewave.server.protocol.base import Generating, Strict
-
-_MAX_INT = 2**31 - 1
+from onewave.server.protocol.base import Generating, SentBack, Strict, TokenLimit
 
 
-class _Block(BaseModel):
-    """A block that a client may send back unchanged: marks for caches and the like are ignored."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class TextBlock(_Block):
+class TextBlock(SentBack):
     """Text."""
 
     type: Literal["text"]
     text: str
 
 
-class ThinkingBlock(_Block):
+class ThinkingBlock(SentBack):
     """The model's thought before an earlier answer."""
 
     type: Literal["thinking"]
     thinking: str
 
 
-class ToolUseBlock(_Block):
+class ToolUseBlock(SentBack):
     """A call that an earlier answer made."""
 
     type: Literal["tool_use"]
@@ -41,7 +33,7 @@ class ToolUseBlock(_Block):
     input: dict[str, Any]
 
 
-class ToolResultBlock(_Block):
+class ToolResultBlock(SentBack):
     """The result of a tool call."""
 
     type: Literal["tool_result"]
@@ -53,14 +45,14 @@ class ToolResultBlock(_Block):
 InputBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
 
 
-class InputMessage(_Block):
+class InputMessage(SentBack):
     """A message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[InputBlock]
 
 
-class CustomTool(_Block):
+class CustomTool(SentBack):
     """A tool of the caller's own; tools that the server would have to run are refused."""
 
     type: Literal["custom"] = "custom"
@@ -78,7 +70,7 @@ class ToolChoice(Strict):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(_Block):
+class Thinking(SentBack):
     """The chat template's switch, where it has one. A budget is not held to."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -99,7 +91,7 @@ class OutputConfig(Strict):
     format: OutputFormat | None = None
 
 
-class Metadata(_Block):
+class Metadata(SentBack):
     """Not read."""
 
     user_id: str | None = None
@@ -143,7 +135,7 @@ class CountRequest(Strict):
 class MessagesRequest(CountRequest, Generating):
     """A conversation to answer."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=_MAX_INT)]
+    max_tokens: TokenLimit
     stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=64)] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

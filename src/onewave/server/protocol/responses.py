@@ -6,27 +6,19 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.engine.grammar.params import StructuredOutputsParams
-from onewave.server.answers.plan import Function
 from onewave.server.answers.tools import Tools
-from onewave.server.protocol.base import Generating, StreamOptions, Strict, Unread
-
-_MAX_INT = 2**31 - 1
-
-
-class _Item(BaseModel):
-    """An item that a client may send back unchanged: fields that the server does not read are ignored."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
+from onewave.server.protocol.base import Generating, SentBack, StreamOptions, Strict, TokenLimit, Unread
+from onewave.server.protocol.forms import FunctionSpec
 
 
-class TextContent(_Item):
+class TextContent(SentBack):
     """A part of a message. There is text alone."""
 
     type: Literal["input_text", "output_text"]
     text: str
 
 
-class Message(_Item):
+class Message(SentBack):
     """A message of the conversation."""
 
     type: Literal["message"] = "message"
@@ -34,7 +26,7 @@ class Message(_Item):
     content: str | list[TextContent]
 
 
-class FunctionCall(_Item):
+class FunctionCall(SentBack):
     """A call that an earlier answer made."""
 
     type: Literal["function_call"]
@@ -43,7 +35,7 @@ class FunctionCall(_Item):
     arguments: str
 
 
-class FunctionCallOutput(_Item):
+class FunctionCallOutput(SentBack):
     """The output of a function call."""
 
     type: Literal["function_call_output"]
@@ -51,14 +43,14 @@ class FunctionCallOutput(_Item):
     output: str | list[TextContent]
 
 
-class ReasoningText(_Item):
+class ReasoningText(SentBack):
     """A thought's text."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
-class ReasoningItem(_Item):
+class ReasoningItem(SentBack):
     """The model's thought before an earlier answer."""
 
     type: Literal["reasoning"]
@@ -84,14 +76,10 @@ InputItem = Annotated[
 ]
 
 
-class FunctionTool(Strict):
+class FunctionTool(FunctionSpec):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\w.-]+$")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class NamedTool(Strict):
@@ -140,7 +128,7 @@ class ResponsesRequest(Unread, Generating):
     model: str | None = None
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=_MAX_INT)] | None = None
+    max_output_tokens: TokenLimit | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = None
@@ -172,7 +160,7 @@ class ResponsesRequest(Unread, Generating):
         if isinstance(choice, AllowedTools):
             choice, allowed = choice.mode, [tool.name for tool in choice.tools]
         return Tools(
-            [Function(tool.name, tool.parameters, tool.description, bool(tool.strict)) for tool in self.tools or ()],
+            [tool.function for tool in self.tools or ()],
             choice if isinstance(choice, str) else "auto",
             allowed=allowed,
             named=choice.name if isinstance(choice, NamedTool) else None,

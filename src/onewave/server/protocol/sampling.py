@@ -13,11 +13,10 @@ MAX_TOKEN_ID = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 MAX_SAMPLES = 128
 _MAX_STOPS = 64
-# Fields that go to SamplingParams under their own names when they are given.
+# Fields that go to SamplingParams under their own names when they are given, beside those of all APIs.
 _SAME = (
-    "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos",
-    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "skip_special_tokens",
-    "include_stop_str_in_output", "prompt_logprobs",
+    "n", "min_p", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "logit_bias", "skip_special_tokens", "include_stop_str_in_output", "prompt_logprobs",
 )  # fmt: skip
 
 
@@ -59,8 +58,5 @@ class SamplingFields(FormFields, Generating):
         """SamplingParams of these fields. Raises InvalidArgumentError."""
         if self.stream_options is not None and not self.stream:
             raise InvalidArgumentError("stream_options", got="given without stream", allowed="with stream=true")
-        given = {name: getattr(self, name) for name in _SAME if getattr(self, name) is not None}
-        if self.seed is not None:
-            given["seed"] = self.seed % 2**64
-        given["structured_outputs"] = self.form
-        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **{**given, **more})
+        given: dict[str, Any] = {**self.given(*_SAME), "structured_outputs": self.form, **more}
+        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
