@@ -175,7 +175,7 @@ def measurement(result: Result, llm: LLM, *, threads: int) -> Measurement:
 
 
 def facts_of(llm: LLM) -> dict[str, Any]:
-    """What each of the ledger's lines says of an engine."""
+    """An engine's facts in a line of the ledger."""
     facts = {"dtype": str(llm.dtype).removeprefix("torch."), "quantization": llm.quantization}
     return facts | {"kv_cache_dtype": llm.kv_cache_dtype, "decode_path": llm.decode_path}
 

@@ -157,7 +157,7 @@ class Malloc:
         self._free(block)
 
     def reserved_bytes(self) -> int | None:
-        """What the C library holds of the process's memory, but for what was in use before."""
+        """Bytes that the C library holds of the process's memory, but for those in use before."""
         found = self._held()
         return None if found is None else found.arena + found.hblkhd - self._used_by_others
 
@@ -165,7 +165,7 @@ class Malloc:
         """The C library counts none."""
 
     def close(self) -> None:
-        """What is free at its end goes back to the system."""
+        """Give memory that is free at its end back to the system."""
         if hasattr(self._libc, "malloc_trim"):
             self._libc.malloc_trim(0)
 
