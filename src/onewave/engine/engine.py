@@ -5,11 +5,11 @@ A request's life:
 1. `add` queues its samples (n of them; each is scheduled on its own).
 2. `step` asks the scheduler what comes next (scheduler/scheduler.py: slots, KV blocks, cached prefixes, preemption). A
    prompt pass runs prompts together, long ones in chunks with decode steps between them; where a prompt ends, the first
-   token is sampled and read at once.
+   token is sampled.
 3. A decode step runs all rows together. Sampled tokens go straight back in as the next step's input: token ids and
    positions live on the device and are rebuilt only when the set of rows changes (rows.py).
-4. The host reads a step's tokens `runner.run_ahead` steps later. With 1 it launches the next step first and reads while
-   the device works; a row that turns out to have ended then has a surplus token, which is thrown away.
+4. The host reads a pass's or a step's tokens `runner.run_ahead` steps later. With 1 it launches the next step first and
+   reads while the device works; a row that turns out to have ended then has a surplus token, which is thrown away.
 5. The sample decides whether the token ends it (`Sample.append`); its slot and blocks are free for the next one.
 
 Nothing here knows about text, files or models: it needs a `Runner` and, for text, something that makes detokenizers.
@@ -22,7 +22,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import Protocol, cast
 from weakref import WeakSet
@@ -33,11 +33,11 @@ from torch import Tensor
 from onewave.base.errors import CapacityError, OnewaveError
 from onewave.engine.failures import own_copy, without_frames
 from onewave.engine.grammar.compiler import Grammar
-from onewave.engine.host_copies import HostLogprobs, check_room, to_list
+from onewave.engine.host_copies import HostLogprobs, InFlight, check_room, to_list
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompt.passes import PromptChunk
 from onewave.engine.request import Detokenizer, Ends, Reader, Request, Sample
-from onewave.engine.rows import DecodeRows, sample_of, sampler_row
+from onewave.engine.rows import DecodeRows, NewestTokens, sample_of, sampler_row
 from onewave.engine.sampler import Sampled, Sampler
 from onewave.engine.scheduler.load import EngineLoad, HostTimes
 from onewave.engine.scheduler.scheduler import Scheduler
@@ -92,18 +92,6 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """A launched step with tokens that the host has not read: copies under way to host memory, done when `ready` is.
-    numbers: of each sample, which of its tokens it is. source: what is copied, which has to live as long."""
-
-    samples: list[Sample]
-    numbers: list[int]
-    sampled: Sampled
-    ready: torch.cuda.Event | None = None
-    source: Sampled | None = None
-
-
 class Engine:
     """Runs requests on one runner, in the scheduler's order. One thread at a time.
 
@@ -140,7 +128,8 @@ class Engine:
         self.stream = torch.cuda.current_stream(runner.device) if self._on_cuda else None
         self._staging = Staging(runner.device) if self._on_cuda else None
         self._rows: DecodeRows | None = None
-        self._in_flight: deque[_InFlight] = deque()
+        self._newest: NewestTokens | None = None
+        self._in_flight: deque[InFlight] = deque()
         # Requests that have ended, and streaming ones that have got tokens, since readers were told.
         self._changed: set[Request] = set()
 
@@ -225,8 +214,8 @@ class Engine:
     def step(self) -> bool:
         """Start what can start or else launch a step of every running row, and read what is due.
 
-        A step that prefills does not decode, so that a first token is seen as soon as it is there; the step after it
-        does, so that a flood of short requests can't hold up the running ones.
+        A step that prefills does not decode; the step after it does, so that a flood of short requests can't hold up
+        the running ones. Readers of first tokens are told as soon as those are there.
         A prompt, or a row that grows, that finds no memory ends its own request (`Request.failure`). If anything is
         raised here every request that has begun ends with a copy of it, because the device's state is unknown then;
         those that wait go on waiting, and the engine is ready for new ones. After an interrupt all end.
@@ -263,7 +252,8 @@ class Engine:
         ahead = self._runner.run_ahead if self._decode(plan) else 0
         self.tell_readers()
         self._host.end("readers")
-        self._read(ahead)
+        if self._read(ahead):
+            self._tell_of_first_tokens()
         # Where it does not hold all requests end, and the pool is made anew.
         assert self.has_work or self._scheduler.pool.num_free == self._runner.num_blocks, "KV blocks without an owner"
         return ahead > 0
@@ -318,7 +308,7 @@ class Engine:
         if self._staging is not None:
             self._staging.clear((step.sampled.parts, step.ready) for step in self._in_flight)
         self._in_flight.clear()
-        self._rows = None
+        self._rows = self._newest = None
 
     def listen(self, listener: Callable[[BlockEvent], object]) -> None:
         """Tell a listener what the cache stores and removes from now on."""
@@ -331,7 +321,8 @@ class Engine:
         return Scheduler(runner.max_num_seqs, pool, runner.limits, reuse=prefixes.enabled)
 
     def _run_prompts(self, plan: StepPlan) -> None:
-        """Run one pass, and read the first token of each prompt that ends in it."""
+        """Run one pass. The first tokens of prompts that end in it are read when the decode step behind it has been
+        launched, or now where there can be none."""
         try:
             self._run_pass(plan)
         except CapacityError as error:
@@ -341,11 +332,17 @@ class Engine:
                 for sequence, count in plan.chunks:
                     if sequence.slot is not None:  # its request may have ended with another sample
                         self._run_prompts(StepPlan(chunks=((sequence, count),)))
+                        self._read(0)
             else:
                 self.abort(sample_of(first).request, without_frames(error))
             return
         self.tell_readers()  # of the decode step before: the pass may take long
-        self._read(0)
+        if self._runner.run_ahead == 0 or self._scheduler.runs_prompts_next:
+            self._read(0)
+            self._tell_of_first_tokens()
+
+    def _tell_of_first_tokens(self) -> None:
+        """Tell readers, and leave Python to them for a moment."""
         if self.tell_readers():
             time.sleep(_FIRST_TOKENS_SECONDS)
 
@@ -378,7 +375,9 @@ class Engine:
                 if (scheduled := self._scheduler.find(sample)) is not None:
                     scheduled.alone = False
         if sampled is not None:
-            self._launch_copy([sample_of(sequence) for sequence in sequences], [0] * len(sequences), sampled)
+            self._newest = tuple(sequences), sampled.tokens
+            samples = [sample_of(sequence) for sequence in sequences]
+            self._in_flight.append(InFlight.copy(sampled, samples, [0] * len(samples), self._staging))
 
     def _sample_first(self, sequences: list[Scheduled], logits: Tensor) -> Sampled | None:
         """Launch the sampling of prompts' first tokens. logits: float32 [sequences, vocab]."""
@@ -400,11 +399,11 @@ class Engine:
     def _decode(self, plan: StepPlan) -> bool:
         """Launch one step of the plan's rows; False when there are none."""
         if not plan.rows:
-            self._rows = None
+            self._rows = self._newest = None
             return False
         rows = self._rows
         if rows is None or not rows.are(plan.rows):
-            rows = self._rows = DecodeRows.build(plan.rows, rows, self._sampler)
+            rows = self._rows = DecodeRows.build(plan.rows, self._newest, self._sampler)
         numbers = [each.launched for each in plan.rows]
         logits = self._runner.decode(rows.next)
         self._host.end("launch")
@@ -413,23 +412,18 @@ class Engine:
         sampled = rows.plan(logits)
         self._host.end("sampling")
         rows.advance(sampled.tokens)
+        self._newest = rows.sequences, rows.token_ids
         self._scheduler.ran(plan)
         self._host.end("scheduler")
-        self._launch_copy(rows.samples, numbers, sampled)
+        self._in_flight.append(InFlight.copy(sampled, rows.samples, numbers, self._staging))
         self._host.end("launch")
         self._host.steps += 1
         return True
 
-    def _launch_copy(self, samples: list[Sample], numbers: list[int], sampled: Sampled) -> None:
-        """Start moving a step's results to the host. numbers: of each sample, which of its tokens it is."""
-        if self._staging is None:
-            self._in_flight.append(_InFlight(samples, numbers, sampled))
-            return
-        copied, ready = self._staging.start(sampled.parts)
-        self._in_flight.append(_InFlight(samples, numbers, Sampled.of(copied), ready, source=sampled))
-
-    def _read(self, keep: int) -> None:
-        """Wait for launched steps, oldest first, until only `keep` are left; hand their tokens to the samples."""
+    def _read(self, keep: int) -> bool:
+        """Wait for launched steps, oldest first, until only `keep` are left; hand their tokens to the samples. Returns
+        whether there were first ones among them."""
+        any_first = False
         while len(self._in_flight) > keep:
             step = self._in_flight.popleft()
             if step.ready is not None:
@@ -444,6 +438,8 @@ class Engine:
                 self._staging.give(step.sampled.parts)
             self._note_tokens(step, tokens, logprobs)
             self._host.end("detokenising")
+            any_first |= not step.numbers[0]
+        return any_first
 
     def _end_without_numbers(self, sample: Sample) -> None:
         if not sample.finished:
@@ -451,7 +447,7 @@ class Engine:
             next = "The model's activations overflow: use another dtype, or other weights."
             self.abort(sample.request, OnewaveError("request", got=got, next=next))
 
-    def _note_tokens(self, step: _InFlight, token_ids: list[int], logprobs: HostLogprobs | None) -> None:
+    def _note_tokens(self, step: InFlight, token_ids: list[int], logprobs: HostLogprobs | None) -> None:
         """Hand one token to each sample of a step."""
         changed = self._changed
         for row, (sample, number, token_id) in enumerate(zip(step.samples, step.numbers, token_ids, strict=True)):

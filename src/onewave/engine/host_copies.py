@@ -1,13 +1,20 @@
 """A step's results on their way to the host, and there."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError
 from onewave.engine.output import Logprob, Logprobs
+from onewave.engine.request import Sample
+from onewave.engine.sampler import Sampled
 from onewave.memory.host import available_bytes
+from onewave.memory.staging import Staging
 from onewave.ops.sampling import TokenLogprobs
 
 # Bytes of a token's entry in a dict: Logprob, its numbers and the dict's own room (282 with a text for each).
@@ -22,6 +29,26 @@ def check_room(entries: int) -> None:
     if room is not None and entries * _ENTRY_BYTES > room:
         got = f"{entries * _ENTRY_BYTES / 2**30:.1f} GiB on a host with {room / 2**30:.1f} GiB of memory left"
         raise CapacityError(f"{entries} log-probabilities", got=got, next="Ask for fewer a token, or of fewer tokens.")
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A launched step with tokens that the host has not read: copies under way to host memory, done when `ready` is.
+    numbers: of each sample, which of its tokens it is. source: what is copied, which has to live as long."""
+
+    samples: list[Sample]
+    numbers: list[int]
+    sampled: Sampled
+    ready: torch.cuda.Event | None = None
+    source: Sampled | None = None
+
+    @classmethod
+    def copy(cls, sampled: Sampled, samples: list[Sample], numbers: list[int], staging: Staging | None) -> InFlight:
+        """Start moving a step's results to the host. staging: None on a CPU."""
+        if staging is None:
+            return cls(samples, numbers, sampled)
+        copied, ready = staging.start(sampled.parts)
+        return cls(samples, numbers, Sampled.of(copied), ready, source=sampled)
 
 
 class HostLogprobs:

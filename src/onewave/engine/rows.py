@@ -17,6 +17,9 @@ _STEPS_AHEAD = 64
 # How the tokens of a row are sampled whose tokens are known: not at all, as cheaply as can be.
 _KNOWN = SamplingParams(temperature=0, detokenize=False)
 
+NewestTokens = tuple[tuple[Scheduled, ...], Tensor]
+"""Sequences of the newest launch, and what it sampled for each, int64 on the device."""
+
 
 def sample_of(sequence: Scheduled) -> Sample:
     """Return the sample that a sequence is scheduled for."""
@@ -57,9 +60,9 @@ class DecodeRows:
     made: int = 0
 
     @classmethod
-    def build(cls, sequences: tuple[Scheduled, ...], old: "DecodeRows | None", sampler: Sampler) -> "DecodeRows":
-        """Collect sequences that decode. Those that are ahead of the host have their newest tokens in `old` only: the
-        last outputs of its rows; every other newest token is known here."""
+    def build(cls, sequences: tuple[Scheduled, ...], newest: NewestTokens | None, sampler: Sampler) -> "DecodeRows":
+        """Collect sequences that decode. Those that are ahead of the host have their newest tokens in `newest` only;
+        every other newest token is known here."""
         device = sampler.device
         for sequence in sequences:
             if sequence.replays and sequence.launched >= len(sample_of(sequence).token_ids):
@@ -68,19 +71,19 @@ class DecodeRows:
                 sampler.begin(sequence.slot_now, sequence.prompt, sample.request.params, sample.token_ids)
         # One transfer carries slots, known tokens, old rows and positions. Each begins at a multiple of 16 bytes, as
         # kernels are compiled for.
-        old_row = {} if old is None else {sequence: row for row, sequence in enumerate(old.sequences)}
+        newest_row = {} if newest is None else {sequence: row for row, sequence in enumerate(newest[0])}
         ids = [_fed_next(sequence) for sequence in sequences]
         columns = torch.zeros(4, len(sequences) + len(sequences) % 2, dtype=torch.int64)
         columns.numpy()[:, : len(sequences)] = (
             [sequence.slot_now for sequence in sequences],
             ids,
-            [old_row.get(sequence, 0) for sequence in sequences],
+            [newest_row[each] if token_id < 0 else 0 for each, token_id in zip(sequences, ids, strict=True)],
             [len(sequence.prompt) + sequence.launched - 1 for sequence in sequences],
         )
         columns = columns.to(device, non_blocking=True)
         slots, token_ids, from_row = columns[:3, : len(sequences)]
-        if old is not None and -1 in ids:
-            token_ids = torch.where(token_ids < 0, old.token_ids[from_row], token_ids)
+        if newest is not None and -1 in ids:
+            token_ids = torch.where(token_ids < 0, newest[1][from_row], token_ids)
         known, left = _known(sequences, device)
         rows = [
             SamplerRow(each.slot_now, _KNOWN, 0, 0, ()) if each.replays else sampler_row(each) for each in sequences
