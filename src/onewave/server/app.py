@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 import onewave
 from onewave.server.api import chat, completions, messages, page, responses, status, tokens
 from onewave.server.http import errors
+from onewave.server.http.bodies import Direct
 from onewave.server.http.guard import Guard
 from onewave.server.http.logs import report
 from onewave.server.served import Served
@@ -41,6 +42,7 @@ def make_app(served: Served) -> FastAPI:
     page.mount(app)
     errors.install(app)
     options = served.options
+    app.add_middleware(Direct, routes=[route for router in ROUTERS for route in router.routes])
     app.add_middleware(Guard, options=options)
     if options.cors_origins:  # outside of the guard: its refusals too have to be read by pages
         app.add_middleware(

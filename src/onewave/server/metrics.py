@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from onewave.engine.aio import AsyncLLM
 from onewave.engine.llm import Job
 from onewave.engine.output import RequestOutput
+from onewave.engine.params import SamplingParams
 from onewave.engine.scheduler.load import EngineLoad
 
 _FIRST_TOKEN = (
@@ -135,10 +136,7 @@ class Metrics:
         return family
 
     def watch(self, job: Job) -> RequestWatch:
-        self._n.observe(job.params.n)
-        if job.params.max_tokens is not None:
-            self._limit.observe(job.params.max_tokens)
-        return RequestWatch(self)
+        return RequestWatch(self, job.params)
 
     def text(self) -> bytes:
         """All of them in Prometheus' text format."""
@@ -152,8 +150,11 @@ class Metrics:
         made = kind(self._prefix + name, what, labels, registry=self._registry, **options)
         return made if more else made.labels(**self._labels)
 
-    def note_end(self, result: RequestOutput | None, longest: int) -> None:
+    def note_end(self, params: SamplingParams, result: RequestOutput | None, longest: int) -> None:
         """Take a request that has ended; None: before its first token. longest: tokens of its longest answer."""
+        self._n.observe(params.n)
+        if params.max_tokens is not None:
+            self._limit.observe(params.max_tokens)
         if result is None or not result.finished:  # its client went, or a step failed
             self._ended.labels(**self._labels, finished_reason="abort").inc(
                 1 if result is None else len(result.outputs)
@@ -181,8 +182,8 @@ class Metrics:
 class RequestWatch:
     """One request's way into the metrics; `end` is called once, however it ends."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: Metrics, params: SamplingParams) -> None:
+        self._metrics, self._params = metrics, params
         self._num_tokens = 0
         self._last = 0.0
         self._tokens_of: dict[int, int] = {}
@@ -211,7 +212,7 @@ class RequestWatch:
 
     def end(self) -> None:
         """Take the end, or that its caller left."""
-        self._metrics.note_end(self._newest, max(self._tokens_of.values(), default=0))
+        self._metrics.note_end(self._params, self._newest, max(self._tokens_of.values(), default=0))
 
 
 def _one_two_five(highest: int) -> list[float]:

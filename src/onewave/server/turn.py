@@ -51,14 +51,16 @@ async def steps(served: Served, turn: Turn) -> AsyncGenerator[Step]:
     try:
         async with aclosing(served.engine.run(turn.job, request_id=turn.request_id, delta=True)) as results:
             async for result in results:
-                watch.step(result)
                 deltas: list[Delta] = []
                 for index, output in enumerate(result.outputs):
                     if not ended[index] and (output.token_ids or output.text or output.finish_reason):
                         deltas.append(_read(output, readers[index]))
                         ended[index] = output.finish_reason is not None
-                if deltas or result.finished:
-                    yield Step(result, deltas)
+                try:
+                    if deltas or result.finished:
+                        yield Step(result, deltas)
+                finally:
+                    watch.step(result)  # once it is sent
     finally:
         watch.end()
 

@@ -13,7 +13,6 @@ from onewave.engine.text.conversations import ChatLayout
 from onewave.server import conversation
 from onewave.server.answers.pieces import CallPart, Piece
 from onewave.server.conversation import Talk, template_variables, with_objects
-from onewave.server.http.bodies import JsonRoute
 from onewave.server.http.events import EventResponse, event, guarded, json_response, until_gone
 from onewave.server.logprobs import chat_logprobs, prompt_logprobs
 from onewave.server.protocol.base import whole_or_streamed
@@ -21,7 +20,7 @@ from onewave.server.protocol.chat import ChatAnswer, ChatMessage, ChatRequest
 from onewave.server.served import Served, answer_id, served_of
 from onewave.server.turn import Delta, Turn, steps, usage_of, whole
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter()
 
 
 @router.post("/v1/chat/completions", responses=whole_or_streamed(ChatAnswer))

@@ -13,7 +13,6 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.engine.output import CompletionOutput, Logprobs, RequestOutput
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompts import RawPrompt
-from onewave.server.http.bodies import JsonRoute
 from onewave.server.http.errors import ApiError
 from onewave.server.http.events import EventResponse, event, guarded, json_response, merged, together, until_gone
 from onewave.server.logprobs import CompletionLogprobs, prompt_logprobs
@@ -22,7 +21,7 @@ from onewave.server.protocol.completions import CompletionAnswer, CompletionRequ
 from onewave.server.served import Served, answer_id, served_of
 from onewave.server.turn import Step, Turn, steps, usage_of, whole
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter()
 
 
 @router.post("/v1/completions", responses=whole_or_streamed(CompletionAnswer))

@@ -14,7 +14,6 @@ from onewave.engine.text.conversations import ChatLayout
 from onewave.server import conversation
 from onewave.server.answers.blocks import Block, BlockEvent, Blocks
 from onewave.server.conversation import Talk, text_of
-from onewave.server.http.bodies import JsonRoute
 from onewave.server.http.errors import as_anthropic, as_api_error
 from onewave.server.http.events import EventResponse, event, json_response, until_gone
 from onewave.server.protocol.base import ERRORS, whole_or_streamed
@@ -32,7 +31,7 @@ from onewave.server.protocol.messages import (
 from onewave.server.served import Served, answer_id, served_of
 from onewave.server.turn import Delta, Turn, steps, usage_of, whole
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter()
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 

@@ -15,7 +15,6 @@ from onewave.engine.text.conversations import ChatLayout
 from onewave.server import conversation
 from onewave.server.answers.blocks import Block, BlockEvent, Blocks
 from onewave.server.conversation import Talk, template_variables, text_of, with_objects
-from onewave.server.http.bodies import JsonRoute
 from onewave.server.http.errors import as_api_error
 from onewave.server.http.events import EventResponse, event, json_response, until_gone
 from onewave.server.protocol.base import whole_or_streamed
@@ -30,7 +29,7 @@ from onewave.server.protocol.responses import (
 from onewave.server.served import Served, answer_id, served_of
 from onewave.server.turn import Turn, steps, usage_of, whole
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter()
 
 
 @router.post("/v1/responses", responses=whole_or_streamed(ResponseAnswer))

@@ -10,13 +10,12 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.engine.text.conversations import ChatLayout
 from onewave.server.api.chat import as_conversation
 from onewave.server.conversation import with_tools
-from onewave.server.http.bodies import JsonRoute
 from onewave.server.http.events import json_response
 from onewave.server.protocol.base import ERRORS
 from onewave.server.protocol.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 from onewave.server.served import Served, served_of
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter()
 
 
 @router.post("/tokenize", responses={200: {"model": TokenizeAnswer}, **ERRORS})

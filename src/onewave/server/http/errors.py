@@ -22,7 +22,6 @@ _MAX_LINES = 4
 _RETRY_SECONDS = 1
 # How pydantic names the branches of a union in an error's place, beside classes, "list[...]" and the like.
 _BRANCHES = frozenset({"str", "int", "float", "bool", "constrained-str"})
-_UNREADABLE = "There was an error parsing the body"  # FastAPI's words
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ANTHROPIC_PATH = "/v1/messages"
 _ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
@@ -75,8 +74,6 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(400, str(error), code="invalid_value", param=param)
     if isinstance(error, RequestValidationError):
         return _of_validation(cast("Sequence[Mapping[str, Any]]", error.errors()))
-    if isinstance(error, HTTPException) and error.detail == _UNREADABLE:
-        return _no_json()
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, str(error.detail), headers=error.headers)
     if isinstance(error, OnewaveError):
@@ -96,26 +93,31 @@ def error_response(error: ApiError, path: str) -> Response:
     return Response(json.dumps(body), error.status, headers, media_type="application/json")
 
 
+EXPECTED = (ApiError, OnewaveError, RequestValidationError, HTTPException, ClientGone)
+"""Errors that are no mistake of the server's."""
+
+
 def install(app: FastAPI) -> None:
     """Answer every error of an app's endpoints in OpenAI's shape."""
-    for kind in (ApiError, OnewaveError, RequestValidationError, HTTPException):
+    for kind in EXPECTED:
         app.add_exception_handler(kind, _expected)
-    app.add_exception_handler(ClientGone, _gone)
     app.add_exception_handler(Exception, _mistake)
 
 
 async def _expected(request: Request, error: Exception) -> Response:
+    return answer_of(request, error)
+
+
+def answer_of(request: Request, error: Exception) -> Response:
+    """The answer to a request that ended with one of the expected errors."""
+    if isinstance(error, ClientGone):
+        return Response(status_code=499)
     found = as_api_error(error)
     if found.code == "invalid_json" or isinstance(error, RequestValidationError):
         found = _of_headers(request) or found
     if found.status == 500:
         _log.error("%s %s: %s", request.method, request.url.path, found.message, exc_info=error)
     return error_response(found, request.url.path)
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-    del request, error
-    return Response(status_code=499)
 
 
 async def _mistake(request: Request, error: Exception) -> Response:
@@ -136,8 +138,6 @@ def _of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
             f"unknown field {', '.join(unknown[:10])}: it might change the answer, and this server has no such field"
         )
         return ApiError(400, message, code="unknown_field", param=unknown[0])
-    if any(error["type"] == "json_invalid" for error in errors):
-        return _no_json()
     # Beside a mistake within a list, that the list is no text, say, is no news.
     places = [_place(error) + "." for error in errors]
     errors = [
@@ -154,8 +154,15 @@ def _of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     return ApiError(400, message, code="invalid_value", param=param or None)
 
 
-def _no_json() -> ApiError:
+def no_json() -> ApiError:
+    """The error of a body that can't be read."""
     return ApiError(400, "the body is no JSON in UTF-8", code="invalid_json")
+
+
+def is_json(content_type: str) -> bool:
+    """Whether a body is JSON by its type. Others, such as text/plain, pages of any site may send unasked."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def _of_headers(request: Request) -> ApiError | None:
@@ -163,7 +170,7 @@ def _of_headers(request: Request) -> ApiError | None:
     encoding, kind = (request.headers.get(name, "") for name in ("content-encoding", "content-type"))
     if encoding.lower() not in ("", "identity"):
         got, allowed = f"content-encoding: {encoding[:100]}", "the body as it is"
-    elif "json" not in kind.lower():
+    elif not is_json(kind):
         got, allowed = f"content-type: {kind[:100] or 'none'}", "application/json"
     else:
         return None

@@ -148,18 +148,26 @@ class EventResponse(Response):
 
 
 async def _beside_watch(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Do some work in the caller's task: one of its own would begin later."""
+    task, gone = asyncio.current_task(), False
+    assert task is not None
+
     async def watch() -> None:
+        nonlocal gone
         while (await receive())["type"] != "http.disconnect":
             pass
+        gone = True
+        task.cancel()
 
-    working, watching = asyncio.create_task(work), asyncio.create_task(watch())
+    watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
+        return await work
+    except asyncio.CancelledError:
+        if gone and task.uncancel() == 0:
+            raise ClientGone from None
+        raise
     finally:
-        await _cancel([working, watching])
+        await _cancel([watching])
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
