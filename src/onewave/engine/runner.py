@@ -100,6 +100,8 @@ class ModelRunner:
         )
         assert self._kv.block_table is not None
         self._kv.block_table.fill_(self.num_blocks)
+        # What has been written there, by slot and place.
+        self._table: dict[tuple[int, int], int] = {}
         if self._on_cuda:
             model.rotary.rows(max_model_len)  # all of it, so that captured graphs keep its address
         if wave is not None:
@@ -168,7 +170,11 @@ class ModelRunner:
         longest = 1 + max(place for _, place, _ in entries)
         if longest > self._blocks:
             self._narrow(min(self._kv.block_table.shape[1], _power_of_two(longest)))
-        self._kv.set_blocks(entries)
+        # Often the slot's last sequence began alike.
+        changed = [entry for entry in entries if self._table.get(entry[:2]) != entry[2]]
+        if changed:
+            self._kv.set_blocks(changed)
+            self._table.update((entry[:2], entry[2]) for entry in changed)
 
     def _release(self) -> bool:
         """Give back memory that only makes prompts faster; graphs that read it go with it. Returns whether there was

@@ -13,6 +13,7 @@ import pytest
 
 from kit.serving import Serving
 from onewave.engine.engine import Engine
+from onewave.server.http import connection as connections
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {
@@ -129,3 +130,24 @@ def test_a_stream_is_cut_into_chunks_for_clients_that_know_them(serving: Serving
     events = rest.split(b"\n\n")
     assert events[-2:] == [b"data: [DONE]", b""]
     assert all(event.startswith(b"data: {") for event in events[:-2])
+
+
+def test_a_streams_head_is_the_one_that_h11_writes_and_its_connection_goes_on(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = json.dumps({**BODY, "max_tokens": 2, "stream": True}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nX-Request-Id: b\r\nContent-Type: application/json\r\n"
+    heads = list[set[bytes]]()
+    with socket.create_connection(("127.0.0.1", int(serving.url.rsplit(":", 1)[1])), timeout=60) as peer:
+        for by_h11 in (False, True, False):
+            if by_h11:
+                monkeypatch.setattr(connections._Send, "_stays_open", False)
+            peer.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            answer = b""
+            while not answer.endswith(b"\r\n0\r\n\r\n"):
+                answer += peer.recv(65536)
+            monkeypatch.undo()
+            heads.append(set(answer.partition(b"\r\n\r\n")[0].split(b"\r\n")))
+    dates = {line for lines in heads for line in lines if line.startswith(b"date: ")}
+    assert dates
+    assert heads[0] - dates == heads[1] - dates == heads[2] - dates

@@ -78,25 +78,57 @@ class Connection(H11Protocol):
 
 
 class _Send:
-    """A cycle's `send`, with a short way for parts of a streamed body: h11 takes longer for one than its token took."""
+    """A cycle's `send`, with a short way for a streamed body: h11 takes longer for a head, or a part, than its token
+    took. A head waits for the first part and leaves with it; h11 is told of it then."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle, self._send, self._chunked = cycle, cycle.send, False
+        self._head: dict[str, Any] | None = None
+        self._untold: list[tuple[bytes, bytes]] | None = None
 
     async def __call__(self, message: Any) -> None:
         """Send a message as uvicorn does."""
         cycle = self._cycle
-        body = message.get("body") if message.get("more_body") else None
-        if body and self._chunked and not (cycle.disconnected or cycle.flow.write_paused):
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-            return
-        await self._send(message)
         if message["type"] == "http.response.start":
             self._chunked = self._streams(message)
+            if self._chunked and self._stays_open:
+                self._head = message
+                return
+        body = message.get("body") if message.get("more_body") else None
+        if body and self._chunked and not (cycle.disconnected or cycle.flow.write_paused):
+            part = b"%x\r\n%b\r\n" % (len(body), body)
+            cycle.transport.write(part if self._head is None else self._begin(self._head) + part)
+            return
+        self._tell_h11()
+        if self._head is not None:
+            head, self._head = self._head, None
+            await self._send(head)
+        await self._send(message)
 
-    def _streams(self, start: Any) -> bool:
+    def _begin(self, head: dict[str, Any]) -> bytes:
+        """A head as h11 writes it. h11 is told when it has left."""
+        cycle = self._cycle
+        self._head, self._untold = None, [*cycle.default_headers, *head["headers"]]
+        cycle.response_started, cycle.waiting_for_100_continue = True, False
+        asyncio.get_running_loop().call_soon(self._tell_h11)
+        lines = [b"HTTP/1.1 200 OK", *map(b": ".join, self._untold), b"Transfer-Encoding: chunked", b"", b""]
+        return b"\r\n".join(lines)
+
+    def _tell_h11(self) -> None:
+        """Have h11 know what has left without it."""
+        headers, self._untold = self._untold, None
+        if headers is not None and not self._cycle.disconnected:
+            self._cycle.conn.send(h11.Response(status_code=200, headers=headers, reason=b"OK"))
+
+    def _streams(self, start: dict[str, Any]) -> bool:
         """Whether the answer's body goes out in chunks, as h11 decides."""
         scope = self._cycle.scope
-        if scope["http_version"] != "1.1" or scope["method"] == "HEAD" or start["status"] in (204, 304):
+        if scope["http_version"] != "1.1" or scope["method"] == "HEAD" or start["status"] != 200:
             return False
         return all(name.lower() != b"content-length" for name, _ in start["headers"])
+
+    @property
+    def _stays_open(self) -> bool:
+        """Whether nothing in the request asks for the connection's end, of which a head would tell."""
+        headers = self._cycle.scope["headers"]
+        return not any(name == b"connection" and b"close" in value.lower() for name, value in headers)
