@@ -141,8 +141,8 @@ def test_readers_are_told_while_the_device_works_and_of_every_token(run_ahead: i
         pass
     thread.end()
     assert told == [1, 2, 3, 4, 5]
-    # The first token at once, or behind the launch of a step that feeds it; with steps that run ahead the others between
-    # a launch and the wait for the one before.
+    # The first token at once, or with steps that run ahead behind the launch of the one that it is fed to; the others
+    # between a launch and the wait for the one before.
     ahead = "launch read tell launch read" + " launch tell read" * 2 + " tell read tell"
     assert " ".join(log) == (ahead if run_ahead else "read tell" + " launch read tell" * 4)
 

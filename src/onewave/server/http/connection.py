@@ -36,10 +36,11 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Start it with a request's first byte."""
-        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):  # pyright: ignore[reportUnnecessaryComparison] (of none so far)
-            self._watch()
+        """Start it with a request's first byte, unless its headers have come whole."""
+        before: Any = self.cycle
         super().data_received(data)
+        if self._deadline is None and self.cycle is before and (before is None or before.response_complete):
+            self._watch()
 
     def handle_events(self) -> None:
         """Stop it where headers have come."""
@@ -83,7 +84,7 @@ class _Send:
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle, self._send, self._chunked = cycle, cycle.send, False
-        self._head: dict[str, Any] | None = None
+        self._head: Any = None
         self._untold: list[tuple[bytes, bytes]] | None = None
 
     async def __call__(self, message: Any) -> None:
@@ -105,7 +106,7 @@ class _Send:
             await self._send(head)
         await self._send(message)
 
-    def _begin(self, head: dict[str, Any]) -> bytes:
+    def _begin(self, head: Any) -> bytes:
         """A head as h11 writes it. h11 is told when it has left."""
         cycle = self._cycle
         self._head, self._untold = None, [*cycle.default_headers, *head["headers"]]
@@ -120,7 +121,7 @@ class _Send:
         if headers is not None and not self._cycle.disconnected:
             self._cycle.conn.send(h11.Response(status_code=200, headers=headers, reason=b"OK"))
 
-    def _streams(self, start: dict[str, Any]) -> bool:
+    def _streams(self, start: Any) -> bool:
         """Whether the answer's body goes out in chunks, as h11 decides."""
         scope = self._cycle.scope
         if scope["http_version"] != "1.1" or scope["method"] == "HEAD" or start["status"] != 200:
