@@ -92,8 +92,8 @@ class _Send:
         cycle = self._cycle
         if message["type"] == "http.response.start":
             self._chunked = self._streams(message)
-            if self._chunked and self._stays_open:
-                self._head = message
+            self._head = message if self._chunked and self._stays_open else None  # or another's that was held
+            if self._head is not None:
                 return
         body = message.get("body") if message.get("more_body") else None
         if body and self._chunked and not (cycle.disconnected or cycle.flow.write_paused):
