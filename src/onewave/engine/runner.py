@@ -100,7 +100,7 @@ class ModelRunner:
         )
         assert self._kv.block_table is not None
         self._kv.block_table.fill_(self.num_blocks)
-        # What has been written there, by slot and place.
+        # Its entries that were written so far, by slot and place.
         self._table: dict[tuple[int, int], int] = {}
         if self._on_cuda:
             model.rotary.rows(max_model_len)  # all of it, so that captured graphs keep its address
