@@ -1,5 +1,6 @@
 """Calls that used to crash, or to give wrong numbers, and say now what is wrong, or are right."""
 
+import re
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -194,6 +195,32 @@ def flash(k_cache: Any = FLASH_CACHE, **given: Any) -> Any:
     """One new token of one sequence behind six."""
     k = FLASH_CACHE[:, :1]
     return flash_attn_with_kvcache(randn(1, 1, 4, 16), k_cache, k_cache, k, k, **{"cache_seqlens": 6} | given)
+
+
+WRONG_TYPES: dict[str, Callable[[], Any]] = {
+    "attention: q: None; allowed: a torch.Tensor": lambda: ops.attention(None, Q, Q),
+    "attention: k: list; allowed: a torch.Tensor": lambda: ops.attention(Q, [1], Q),
+    "attention_varlen: v: None": lambda: ops.attention_varlen(Q[0], Q[0], None, STARTS, STARTS, 4, 4),
+    "attention: scale: 'x'; allowed: a finite number": lambda: ops.attention(Q, Q, Q, scale="x"),
+    "attention: scale: nan; allowed: a finite number": lambda: ops.attention(Q, Q, Q, scale=float("nan")),
+    "attention: softcap: 'x'; allowed: a finite number": lambda: ops.attention(Q, Q, Q, softcap="x"),
+    "decode_attention: q: None": lambda: ops.decode_attention(None, CACHE, CACHE, SLOT),
+    "decode_attention: seq_lens: list": lambda: ops.decode_attention(Q[:, :, 0], CACHE, CACHE, [5]),
+    "masked_multihead_attention: qkv: None": lambda: ops.masked_multihead_attention(None, CACHE, CACHE, SLOT),
+    "ffn: x: None": lambda: ops.ffn(None, X, X),
+    "ffn: w_up: 3": lambda: ops.ffn(X, 3, X),
+    "linear_int8: x: None": lambda: ops.linear_int8(None, X),
+    "linear_fp8: x_scale: list": lambda: ops.linear_fp8(X, X, [1.0]),
+    "quantize_rows: x: None": lambda: ops.quantize_rows(None),
+    "flash_attn_func: q: None": lambda: flash_attn_func(None, Q, Q),
+    "window_size: 3; allowed: (left, right)": lambda: flash_attn_func(Q, Q, Q, window_size=3),
+}
+
+
+@pytest.mark.parametrize("complaint", WRONG_TYPES)
+def test_arguments_of_a_wrong_type_are_named(complaint: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=re.escape(complaint)):
+        WRONG_TYPES[complaint]()
 
 
 @pytest.fixture(autouse=True)

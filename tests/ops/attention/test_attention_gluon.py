@@ -318,18 +318,6 @@ def test_strides_that_tma_cannot_address_are_named() -> None:
         assert "strides" in str(undescribable(q, odd))
 
 
-@pytest.mark.usefixtures("covered")
-def test_explain_tells_which_kernel_runs_and_why_not_the_other() -> None:
-    shapes = ((1, 32, 8192, 128), (1, 8, 8192, 128))
-    ours = explain("attention", *shapes, causal=True, device="cuda:sm_90")
-    assert (ours.backend, ours.programs) == ("gluon", "132, 64 tiles for each head of a sequence")
-    other = explain("attention", *shapes, causal=True, device="cuda:sm_90", dtype="fp16")
-    assert other.backend == "triton"
-    assert "the Hopper kernel's sweep on a GPU has not covered float16 with head_dim 128" in other.why
-    with pytest.raises(UnsupportedError, match="neither ALiBi nor bias"):
-        explain("attention", *shapes, bias=1, device="cuda:sm_90", backend="gluon")
-
-
 @pytest.mark.parametrize("capability", [(9, 0), (8, 0)])
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.usefixtures("covered")
