@@ -29,12 +29,8 @@ from onewave.ops.linear import PackedWeight
 
 # Rows of 160 = 5 blocks of 32, heads of 80: nothing is a power of two.
 SIZES: dict[str, Any] = {
-    "hidden_size": 192,
-    "intermediate_size": 160,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
-    "head_dim": 64,
-}
+    "hidden_size": 192, "intermediate_size": 160, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 64,
+}  # fmt: skip
 CHUNKS = [11] + [1] * 8
 MIXES: dict[str, dict[str, str]] = {
     "F32": {"default": "F32"},
@@ -57,19 +53,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def test_quantized_weights_take_the_memory_that_they_take_in_their_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    config = config_of("llama", **SIZES, tie_word_embeddings=True)
-    save_checkpoint(tmp_path, config)
-    file = tmp_path / "tiny.gguf"
-    convert(tmp_path, file, "llama", config, MIXES["Q8_0"])
+    file = converted(tmp_path, config_of("llama", **SIZES, tie_word_embeddings=True), "Q8_0")
     monkeypatch.setattr(checkpoint, "available_bytes", lambda: file.stat().st_size)
     assert ours(file, packed=True).weights.layers
     with pytest.raises(CapacityError, match=r"weights of tiny.gguf: at least .* GiB on a CPU with"):
         ours(file, packed=False)
 
 
-def check_same_model(directory: Path, file: Path, *, packed: bool) -> None:
+def converted(directory: Path, config: Any, mix: str, architecture: str = "llama", **more: Any) -> Path:
+    """A GGUF of random weights, and the HF checkpoint of the same beside it."""
+    save_checkpoint(directory, config)
+    convert(directory, directory / "tiny.gguf", architecture, config, MIXES[mix], **more)
+    return directory / "tiny.gguf"
+
+
+def check_same_model(file: Path, *, packed: bool = False) -> None:
     ids = tokens(19)
-    expected = oracle_logits(oracle(directory), ids, CHUNKS)
+    expected = oracle_logits(oracle(file.parent), ids, CHUNKS)
     assert relative_error(our_logits(ours(file, packed=packed), ids, CHUNKS), expected) <= 1e-4
 
 
@@ -77,18 +77,14 @@ def check_same_model(directory: Path, file: Path, *, packed: bool) -> None:
 @pytest.mark.parametrize("mix", MIXES)
 def test_every_storage_type_is_the_checkpoint_of_the_same_weights(mix: str, packed: bool, tmp_path: Path) -> None:
     config = config_of("llama", **SIZES, tie_word_embeddings=True)
-    save_checkpoint(tmp_path, config)
-    convert(tmp_path, tmp_path / "tiny.gguf", "llama", config, MIXES[mix])
-    check_same_model(tmp_path, tmp_path / "tiny.gguf", packed=packed)
+    check_same_model(converted(tmp_path, config, mix), packed=packed)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_reads_its_own_row_order_and_biases(family: str, packed: bool, tmp_path: Path) -> None:
     config = config_of(family, **SIZES, **FAMILIES[family])
-    save_checkpoint(tmp_path, config)
-    convert(tmp_path, tmp_path / "tiny.gguf", family, config, MIXES["Q8_0"])
-    check_same_model(tmp_path, tmp_path / "tiny.gguf", packed=packed)
+    check_same_model(converted(tmp_path, config, "Q8_0", family), packed=packed)
 
 
 def test_rope_divisors_are_llama3_scaling(tmp_path: Path) -> None:
@@ -96,18 +92,12 @@ def test_rope_divisors_are_llama3_scaling(tmp_path: Path) -> None:
     rope = from_hf(config.to_dict() | {"architectures": ["LlamaForCausalLM"]}).rope
     scaled, _ = inv_freq(rope, seq_len=1, max_position=16)
     plain = 1.0 / rope.theta ** (torch.arange(0, 64, 2).float() / 64)
-    save_checkpoint(tmp_path, config)
-    divisors = (plain / scaled).numpy()
-    convert(tmp_path, tmp_path / "tiny.gguf", "llama", config, MIXES["F32"], divisors=divisors)
-    check_same_model(tmp_path, tmp_path / "tiny.gguf", packed=False)
+    check_same_model(converted(tmp_path, config, "F32", divisors=(plain / scaled).numpy()))
 
 
 def test_mistral_is_a_llama_with_a_window(tmp_path: Path) -> None:
     config = config_of("mistral", **SIZES, sliding_window=5)
-    save_checkpoint(tmp_path, config)
-    window = {"llama.attention.sliding_window": 5}
-    convert(tmp_path, tmp_path / "tiny.gguf", "llama", config, MIXES["F16"], window)
-    check_same_model(tmp_path, tmp_path / "tiny.gguf", packed=False)
+    check_same_model(converted(tmp_path, config, "F16", extra={"llama.attention.sliding_window": 5}))
 
 
 @pytest.mark.parametrize("rope", ["linear", "yarn"])
@@ -115,7 +105,6 @@ def test_rope_scaling_keys_are_honoured(rope: str, tmp_path: Path) -> None:
     import gguf  # not on every machine that collects these tests
 
     config = config_of("qwen2", rope, **SIZES)
-    save_checkpoint(tmp_path, config)
     extra = {
         gguf.Keys.Rope.SCALING_TYPE.format(arch="qwen2"): rope,
         gguf.Keys.Rope.SCALING_FACTOR.format(arch="qwen2"): config.rope_parameters["factor"],
@@ -123,15 +112,12 @@ def test_rope_scaling_keys_are_honoured(rope: str, tmp_path: Path) -> None:
     if rope == "yarn":
         extra[gguf.Keys.Rope.SCALING_ORIG_CTX_LEN.format(arch="qwen2")] = 16
         extra[gguf.Keys.Rope.SCALING_YARN_BETA_FAST.format(arch="qwen2")] = 8.0
-    convert(tmp_path, tmp_path / "tiny.gguf", "qwen2", config, MIXES["F32"], extra)
-    check_same_model(tmp_path, tmp_path / "tiny.gguf", packed=False)
+    check_same_model(converted(tmp_path, config, "F32", "qwen2", extra=extra))
 
 
 def test_every_weight_stays_packed_in_its_own_type(tmp_path: Path) -> None:
-    config = config_of("llama", **SIZES)
-    save_checkpoint(tmp_path, config)
-    convert(tmp_path, tmp_path / "tiny.gguf", "llama", config, MIXES["q, k, v of different types"])
-    weights = ours(tmp_path / "tiny.gguf", packed=True).weights
+    file = converted(tmp_path, config_of("llama", **SIZES), "q, k, v of different types")
+    weights = ours(file, packed=True).weights
     layer = weights.layers[0]
     kinds = [
         [piece.kind for piece in weight.pieces]

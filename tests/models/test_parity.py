@@ -40,6 +40,9 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     "qwen3": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
 }
+SLIDING, FULL = "sliding_attention", "full_attention"
+YARN = {"rope_type": "yarn", "rope_theta": 300.0, "factor": 2.0, "original_max_position_embeddings": 8}
+EVERY_OPTION = YARN | {"beta_fast": 6.0, "beta_slow": 1.5, "mscale": 0.8, "mscale_all_dim": 0.5, "truncate": False}
 VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "tied head": ("llama", "default", {"tie_word_embeddings": True}),
     "attention and mlp biases": ("llama", "llama3", {"attention_bias": True, "mlp_bias": True}),
@@ -49,46 +52,12 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mistral without window": ("mistral", "default", {"sliding_window": None, "tie_word_embeddings": True}),
     "qwen2 tied": ("qwen2", "default", {"tie_word_embeddings": True}),
     "qwen2 layer types": (
-        "qwen2",
-        "default",
-        {
-            "use_sliding_window": True,
-            "sliding_window": 4,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
+        "qwen2", "default", {"use_sliding_window": True, "sliding_window": 4, "layer_types": [SLIDING, FULL, SLIDING]},
     ),
     "qwen3 attention bias, tied": ("qwen3", "yarn", {"attention_bias": True, "tie_word_embeddings": True}),
-    "yarn with every option": (
-        "llama",
-        "default",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 300.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 16,
-                "beta_fast": 6.0,
-                "beta_slow": 1.5,
-                "mscale": 0.8,
-                "mscale_all_dim": 0.5,
-                "truncate": False,
-            }
-        },
-    ),
-    "yarn with attention_factor": (
-        "qwen2",
-        "default",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 300.0,
-                "factor": 2.0,
-                "original_max_position_embeddings": 8,
-                "attention_factor": 1.3,
-            }
-        },
-    ),
-}
+    "yarn with every option": ("llama", "default", {"rope_parameters": EVERY_OPTION}),
+    "yarn with attention_factor": ("qwen2", "default", {"rope_parameters": YARN | {"attention_factor": 1.3}}),
+}  # fmt: skip
 
 
 def check_every_schedule(directory: Path, *, packed: bool = False, device: str = "cpu") -> None:

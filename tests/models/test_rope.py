@@ -14,55 +14,35 @@ from onewave.models.config.hf import from_hf
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.rope import RotaryTable, inv_freq
 
-LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def rope(kind: str, factor: float | None, theta: float = 1e4, original: int | None = None, **more: Any) -> Any:
+    """As configs have it."""
+    found = {"rope_type": kind, "factor": factor, "rope_theta": theta} | more
+    return found if original is None else found | {"original_max_position_embeddings": original}
+
+
 # Real models' parameters and corners of each kind: (rope_parameters, max_position_embeddings, head_dim).
 CASES: dict[str, tuple[dict[str, Any], int, int]] = {
-    "linear": ({"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, 8192, 128),
-    "dynamic": ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}, 64, 80),
-    "llama-3.1": (
-        LLAMA3 | {"factor": 8.0, "original_max_position_embeddings": 8192, "rope_theta": 5e5},
-        131072,
-        128,
-    ),
-    "llama-3.2": (
-        LLAMA3 | {"factor": 32.0, "original_max_position_embeddings": 8192, "rope_theta": 5e5},
-        131072,
-        64,
-    ),
-    "llama3 without original length": (LLAMA3 | {"factor": 8.0, "rope_theta": 1e4}, 512, 64),
-    "qwen yarn": (
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 1e6},
-        131072,
-        128,
-    ),
-    "yarn without original length": ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}, 4096, 80),
-    "yarn, factor from the lengths": (
-        {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 1024, "rope_theta": 1e4},
-        4096,
-        64,
-    ),
-    "yarn, narrow ramp": (
-        {"rope_type": "yarn", "factor": 3.0, "beta_fast": 2.0, "beta_slow": 2.0, "rope_theta": 1e4, "truncate": False},
-        4096,
-        64,
-    ),
-    "yarn, deepseek scales": (
-        {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7, "rope_theta": 1e4},
-        4096,
-        64,
-    ),
-    "yarn, attention factor": (
-        {"rope_type": "yarn", "factor": 2.0, "attention_factor": 0.9, "rope_theta": 1e4},
-        64,
-        64,
-    ),
-    "yarn, factor below one": ({"rope_type": "yarn", "factor": 0.5, "rope_theta": 1e4}, 4096, 64),
-    "partial": ({"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.5}, 64, 80),
+    "linear": (rope("linear", 4.0), 8192, 128),
+    "dynamic": (rope("dynamic", 2.0), 64, 80),
+    "llama-3.1": (rope("llama3", 8.0, 5e5, 8192, **LLAMA3), 131072, 128),
+    "llama-3.2": (rope("llama3", 32.0, 5e5, 8192, **LLAMA3), 131072, 64),
+    "llama3 without original length": (rope("llama3", 8.0, **LLAMA3), 512, 64),
+    "qwen yarn": (rope("yarn", 4.0, 1e6, 32768), 131072, 128),
+    "yarn without original length": (rope("yarn", 2.0), 4096, 80),
+    "yarn, factor from the lengths": (rope("yarn", None, original=1024), 4096, 64),
+    "yarn, narrow ramp": (rope("yarn", 3.0, beta_fast=2.0, beta_slow=2.0, truncate=False), 4096, 64),
+    "yarn, deepseek scales": (rope("yarn", 40.0, mscale=1.0, mscale_all_dim=0.7), 4096, 64),
+    "yarn, attention factor": (rope("yarn", 2.0, attention_factor=0.9), 64, 64),
+    "yarn, factor below one": (rope("yarn", 0.5), 4096, 64),
+    "partial": (rope("linear", 2.0, partial_rotary_factor=0.5), 64, 80),
 }
 
 
-def both(rope: dict[str, Any], max_position: int, head_dim: int) -> tuple[Any, ModelConfig]:
-    theirs = config_of("llama", rope_parameters=dict(rope), max_position_embeddings=max_position, head_dim=head_dim)
+def both(given: dict[str, Any], max_position: int, head_dim: int) -> tuple[Any, ModelConfig]:
+    theirs = config_of("llama", rope_parameters=dict(given), max_position_embeddings=max_position, head_dim=head_dim)
     return theirs, from_hf(theirs.to_dict() | {"architectures": ["LlamaForCausalLM"]})
 
 
@@ -78,9 +58,9 @@ def test_frequencies_equal_those_of_transformers(case: str, stretch: float) -> N
     assert scaling == pytest.approx(expected_scaling, rel=1e-6)
 
 
-@pytest.mark.parametrize("rope", ROPES)
-def test_rows_equal_those_of_transformers_at_every_position(rope: str) -> None:
-    theirs = config_of("llama", rope, max_position_embeddings=24)
+@pytest.mark.parametrize("kind", ROPES)
+def test_rows_equal_those_of_transformers_at_every_position(kind: str) -> None:
+    theirs = config_of("llama", kind, max_position_embeddings=24)
     table = RotaryTable(from_hf(theirs.to_dict() | {"architectures": ["LlamaForCausalLM"]}), 64, CPU)
     assert table.rows(64).shape == (64, 80)
 
@@ -102,7 +82,7 @@ def test_rows_at_long_context_turn_by_the_same_angle_as_transformers() -> None:
 
 
 def test_a_short_table_of_a_dynamic_model_is_the_plain_one() -> None:
-    plain, dynamic = (both(rope, 64, 80)[1] for rope in ({"rope_theta": 1e4}, CASES["dynamic"][0]))
+    plain, dynamic = (both(each, 64, 80)[1] for each in ({"rope_theta": 1e4}, CASES["dynamic"][0]))
     assert torch.equal(RotaryTable(dynamic, 64, CPU).rows(64), RotaryTable(plain, 64, CPU).rows(64))
 
 
@@ -116,11 +96,11 @@ def test_positions_that_no_memory_holds_are_refused(monkeypatch: pytest.MonkeyPa
     assert table.rows(800) is kept
 
 
-@pytest.mark.parametrize("rope", ROPES)
-def test_a_table_that_grows_has_the_rows_of_one_made_at_once(rope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ROPES)
+def test_a_table_that_grows_has_the_rows_of_one_made_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All positions of a model were made when it loaded: 29 seconds and 13 GB for ten million."""
     monkeypatch.setattr(module, "_FEWEST_POSITIONS", 8)
-    config = both(ROPES[rope] | {"rope_theta": 1e4}, 24, 80)[1]
+    config = both(ROPES[kind] | {"rope_theta": 1e4}, 24, 80)[1]
     at_once, grown = RotaryTable(config, 100, CPU), RotaryTable(config, 100, CPU)
     lengths = [len(grown.rows(length)) for length in (0, 1, 8, 9, 17, 33, 64, 65, 1000)]
     assert lengths == [0, 8, 8, 16, 32, 64, 64, 100, 100]
