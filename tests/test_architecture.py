@@ -4,7 +4,6 @@ import ast
 import json
 import re
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kit.models.dummy import write_config
+from kit.processes import python
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "onewave"
@@ -193,7 +193,7 @@ def test_a_decode_step_is_planned_without_torch(code, tmp_path):
     config = json.loads((PACKAGE / "models" / "builtin" / "llama-3.2-1b.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "vocab_size": 256}))
     names = f"CONFIG, OUT = {str(tmp_path / 'config.json')!r}, {str(tmp_path / 'step.npz')!r}"
-    printed = run_python(f"{names}; {code}; import sys, json; print(json.dumps(list(sys.modules)))")
+    printed = python("-c", f"{names}; {code}; import sys, json; print(json.dumps(list(sys.modules)))")
     loaded = set(json.loads(printed.splitlines()[-1]))
     assert not loaded & {"torch", "triton", "numba", "gguf"}
     assert loaded > {"onewave.models.llama_plan", "onewave.wave.plan.program"}
@@ -281,13 +281,8 @@ def test_tests_import_helpers_from_the_kit_alone():
     assert not found
 
 
-def run_python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "src")
-    return done.stdout
-
-
 def test_importing_onewave_loads_no_heavy_package():
-    loaded = set(json.loads(run_python("import onewave, sys, json; print(json.dumps(list(sys.modules)))")))
+    loaded = set(json.loads(python("-c", "import onewave, sys, json; print(json.dumps(list(sys.modules)))")))
     assert not loaded & {"torch", "numpy", "transformers", "gguf", "tokenizers", "numba", "triton", "rich", "typer"}
 
 
@@ -295,7 +290,7 @@ def test_importing_onewave_loads_no_heavy_package():
 def test_importing_onewave_takes_less_than_a_fifth_of_a_second():
     code = "import time; t = time.perf_counter(); import onewave; print(time.perf_counter() - t)"
     # The fastest: whatever else the machine does only adds.
-    assert min(float(run_python(code)) for _ in range(5)) < 0.2
+    assert min(float(python("-c", code)) for _ in range(5)) < 0.2
 
 
 EVERY_COMMAND = """
@@ -322,15 +317,13 @@ print(json.dumps(list(sys.modules)))
 
 
 def test_a_run_on_a_cpu_imports_neither_the_wave_nor_tiles(tmp_path: Path):
-    command = [sys.executable, "-c", CPU_RUN, str(write_config(tmp_path))]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    loaded = json.loads(done.stdout.splitlines()[-1])
+    loaded = json.loads(python("-c", CPU_RUN, str(write_config(tmp_path))).splitlines()[-1])
     assert "onewave.engine.thread" in loaded
     assert [name for name in loaded if re.match(r"onewave\.(wave|tiles)\b", name)] == []
 
 
 def test_no_command_loads_torch_before_it_needs_it():
-    names, loaded = json.loads(run_python(EVERY_COMMAND))
+    names, loaded = json.loads(python("-c", EVERY_COMMAND))
     assert len(names) > 20
     assert not set(loaded) & {"torch", "transformers", "gguf", "tokenizers", "numba", "triton"}
 
@@ -338,7 +331,7 @@ def test_no_command_loads_torch_before_it_needs_it():
 @pytest.mark.parametrize("arguments", [["--help"], ["bench", "--help"], ["tiles", "--help"], ["bench", "waev"]])
 def test_help_imports_no_command(arguments):
     code = f"from onewave.cli.main import run; import sys, json; run({arguments}); print(json.dumps(list(sys.modules)))"
-    loaded = json.loads(run_python(code).splitlines()[-1])
+    loaded = json.loads(python("-c", code).splitlines()[-1])
     ours = {name.removeprefix("onewave.cli.") for name in loaded if name.startswith("onewave.cli.")}
     assert ours <= {"main", "commands", "bench", "bench.commands", "tiles", "tiles.commands"}
 
@@ -346,5 +339,5 @@ def test_help_imports_no_command(arguments):
 def test_arguments_sampling_parameters_and_the_scheduler_need_no_torch():
     engine = "onewave.engine.arguments, onewave.engine.output, onewave.engine.params, onewave.engine.request"
     modules = f"{engine}, onewave.engine.scheduler.scheduler, onewave.weights.fetch.sources, onewave.lab.serve"
-    loaded = set(json.loads(run_python(f"import {modules}, sys, json; print(json.dumps(list(sys.modules)))")))
+    loaded = set(json.loads(python("-c", f"import {modules}, sys, json; print(json.dumps(list(sys.modules)))")))
     assert "torch" not in loaded

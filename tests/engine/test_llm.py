@@ -1,8 +1,6 @@
 """LLM on a tiny random checkpoint, against transformers."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import torch
 
 import onewave
 from kit.models.tiny_tokenizers import WORDS, byte_level_directory, bytes_directory
+from kit.processes import python
 from onewave import LLM, InvalidArgumentError, OnewaveError, SamplingParams, TokenizerError, UnsupportedError
 from onewave.engine.load.choices import check_dtype_on
 from onewave.engine.text.chat_template import ChatTemplate
@@ -120,10 +119,7 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_in_a_new_process(llm:
     alone = token_ids(llm.generate("x y z", SEEDED))[0]
     batch = llm.generate(PROMPTS, [SamplingParams(max_tokens=5 + i, seed=i) if i != 3 else SEEDED for i in range(6)])
     assert batch[3].outputs[0].token_ids == alone
-    run = subprocess.run(
-        [sys.executable, "-c", IN_A_NEW_PROCESS, str(checkpoint)], capture_output=True, text=True, check=True
-    )
-    elsewhere = json.loads(run.stdout)
+    elsewhere = json.loads(python("-c", IN_A_NEW_PROCESS, str(checkpoint)))
     assert elsewhere[0] == alone
     assert elsewhere[1] != alone
     # Requests without a seed repeat too: they depend on LLM(seed=0) and on the request's number, 1 here.
@@ -403,7 +399,7 @@ def test_dummy_weights_need_only_a_configuration_and_depend_on_the_seed(checkpoi
 
 def test_the_package_shows_its_names_without_loading_torch() -> None:
     code = "import sys, onewave as o; o.SamplingParams; o.OnewaveError; dir(o); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    python("-c", code)
     assert all(getattr(onewave, name) is not None for name in onewave.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = onewave.nonsense

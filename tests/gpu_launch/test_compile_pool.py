@@ -15,19 +15,13 @@ from typing import Any
 import pytest
 
 from kit.lanes import slow
-from kit.paths import PYTHONPATH
 from kit.processes import python
 from onewave.gpu import compile_pool
 from onewave.gpu.compile_pool import _launcher_beside, processes
 
 
 def compiled(count: int, cache: Path, *more: str) -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": PYTHONPATH}
-    command = [sys.executable, "-m", "kit.alone.compile_pool_alone", str(count), *more]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return json.loads(python("-m", "kit.alone.compile_pool_alone", str(count), *more, TRITON_CACHE_DIR=str(cache)))
 
 
 def test_triton_finds_what_the_pool_has_compiled(tmp_path: Path) -> None:
@@ -81,7 +75,7 @@ with processes(2) as pool, compile_in(pool) as give_up:
     given_up.set()
 assert job.exception() is not None
 """
-    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+    python("-c", code)
 
 
 @pytest.mark.parametrize("others", [None, lambda *given: None if given else ("a key", "a digest")])

@@ -19,6 +19,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+from kit.processes import python
 from onewave.gpu import launch as launches
 from onewave.gpu.launch import launch_kernel, properties
 
@@ -236,10 +237,7 @@ for function in functions:
 
 def test_no_kernel_sees_constants_of_one_name_and_two_values() -> None:
     """Triton orders what it hashes of them by their modules' addresses, which differ from process to process."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    count, *namesakes = subprocess.check_output(
-        [sys.executable, "-c", NAMESAKES], env=environment, text=True
-    ).splitlines()
+    count, *namesakes = python("-c", NAMESAKES).splitlines()
     assert int(count) > 200
     assert namesakes == []
 

@@ -1,15 +1,13 @@
 """Prebuilt kernels are today's, Triton takes them for its own, and nothing else is taken for one of them."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kit.paths import PYTHONPATH
+from kit.processes import python
 
 COMPILED = (
     "attention-128-bfloat16/causal-packed-many-sort_slots",
@@ -21,17 +19,8 @@ COMPILED = (
 
 
 def run(cache: Path, *compiled: str) -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": PYTHONPATH}
-    done = subprocess.run(
-        [sys.executable, "-m", "kit.alone.prebuilt_alone", *compiled],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    places = {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": PYTHONPATH}
+    return json.loads(python("-m", "kit.alone.prebuilt_alone", *compiled, **places))
 
 
 @pytest.fixture(scope="module")
@@ -83,5 +72,4 @@ def test_damaged_files_are_not_taken_and_named(found: dict[str, Any]) -> None:
 
 def test_the_first_question_of_a_process_finds_the_prebuilt_kernels() -> None:
     code = "from onewave.gpu.prebuilt import has_prebuilt; print(has_prebuilt('wave'), has_prebuilt('wave'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "True"]
+    assert python("-c", code).split() == ["True", "True"]

@@ -11,11 +11,14 @@ from types import FrameType, ModuleType, SimpleNamespace
 import pytest
 
 
-def python(*arguments: str) -> str:
-    """Run Python in a process of its own, without Triton's interpreter; return what it prints."""
+def python(*arguments: str, **variables: str) -> str:
+    """Run Python in a process of its own, without Triton's interpreter; return what it prints.
+
+    variables: of its environment, beside or instead of those here.
+    """
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = subprocess.run(command, env=environment() | variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
     return done.stdout
 
 

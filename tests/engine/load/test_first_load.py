@@ -1,8 +1,6 @@
 """Kernels compiled while a first program is planned: those that the load launches later, never in the load's way."""
 
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ from torch import Tensor
 from kit.models.plain_wave import LOCATION, PlainWave
 from kit.models.plain_wave import how as options_of
 from kit.models.tiny_decoders import BASE, STORED
+from kit.processes import python
 from onewave.base.errors import UnsupportedError
 from onewave.base.weight_formats import NIBBLES, ROUNDINGS, mixed
 from onewave.engine import llm
@@ -302,9 +301,7 @@ with first_load.compilers("wave", config, how) as count:
     launchers = ("onewave.ops.attention.hopper.launch", "onewave.wave.kernel.kernel")
     print(count, *(name in sys.modules for name in launchers))
 """
-    run = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.split() == [str(first_load._PROCESSES), "True", "False"], done.stderr[-2000:]
+    assert python("-c", code, str(tmp_path)).split() == [str(first_load._PROCESSES), "True", "False"]
 
 
 def test_a_model_is_loaded_with_the_processes_forked_before_any_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,6 +355,4 @@ with processes(3) as pool:
     except KeyboardInterrupt:
         print("interrupted")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout == "interrupted\n"
+    assert python("-c", code) == "interrupted\n"

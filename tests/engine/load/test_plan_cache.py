@@ -1,8 +1,6 @@
 """Decode programs on disk: the same program back, and never a wrong one."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -13,7 +11,8 @@ import numpy as np
 import pytest
 
 from kit.models.tiny_decoders import BASE
-from kit.paths import ROOT
+from kit.paths import PYTHONPATH
+from kit.processes import python
 from onewave.base.weight_formats import COMPACT, WeightFormat
 from onewave.engine.load import plan_cache
 from onewave.engine.load.plan_cache import (
@@ -144,10 +143,10 @@ def test_a_cache_that_may_not_be_searched_is_none(tmp_path: Path, monkeypatch: p
 
 def test_a_program_follows_from_the_modules_that_its_name_counts_and_no_others() -> None:
     code = "import sys, onewave.models.llama_plan; print(*(m for m in sys.modules if m.startswith('onewave.')))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    imported = python("-c", code).split()
     package = Path(plan_cache.__file__).parents[2]
     counted = {str(file.relative_to(package)) for pattern in PLANNING_SOURCES for file in package.glob(pattern)}
-    loaded = {f"{name.removeprefix('onewave.').replace('.', '/')}.py" for name in done.stdout.split()}
+    loaded = {f"{name.removeprefix('onewave.').replace('.', '/')}.py" for name in imported}
     modules = {name for name in loaded if (package / name).exists()}
     assert modules - counted == {"base/errors.py", "base/weight_formats.py", "models/config/model_config.py"}
 
@@ -173,7 +172,6 @@ def test_a_shipped_program_is_what_would_be_planned(batch: int, form: WeightForm
 
 def test_programs_of_every_built_in_model_ship_and_no_others() -> None:
     code = "import programs; print(*(programs.place_of(step)[0].name for step in programs.steps()))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT / "tools", capture_output=True, text=True, timeout=120, check=True
-    )
-    assert sorted(done.stdout.split()) == sorted(file.name for file in SHIPPED.iterdir()), "run make kernels"
+    assert sorted(python("-c", code, PYTHONPATH=PYTHONPATH).split()) == sorted(
+        file.name for file in SHIPPED.iterdir()
+    ), "run make kernels"

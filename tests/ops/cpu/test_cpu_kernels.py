@@ -1,14 +1,12 @@
 """The float32 CPU kernels against their references in float64."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from kit.operands.random import randn
+from kit.processes import python
 from onewave.ops.append_kv import append_kv
 from onewave.ops.append_kv import reference as append_kv_reference
 from onewave.ops.decode_attention import decode_attention
@@ -131,5 +129,4 @@ def test_attention_holds_its_room_until_it_ends():
             thread.join()
         print(all(torch.equal(out, found[i % 2]) for i, out in enumerate(found)))
     """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert python("-c", program) == "True\n"

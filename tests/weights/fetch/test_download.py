@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kit.processes import python
 from kit.refusals import refused
 from onewave.base.errors import CapacityError, DownloadError
 from onewave.weights.fetch import download, pip_client
@@ -242,10 +243,7 @@ except PipFailure:
 import distutils.core
 import setuptools
 """
-    environment = os.environ | {"PIP_NO_INDEX": "1"}
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
+    python("-c", code, str(tmp_path), PIP_NO_INDEX="1")
 
 
 def test_a_stalled_pip_is_stopped(model, cache, monkeypatch, tmp_path):
