@@ -17,9 +17,9 @@ BLOCK_FORMATS = {
     "Q5_0": GroupFormat(Code.SIGNED, 5, 32),
     "Q5_1": GroupFormat(Code.UNSIGNED, 5, 32, Offset.MINIMUM),
     "Q8_0": GroupFormat(Code.SIGNED, 8, 32),
-    "Q4_K": GroupFormat(Code.UNSIGNED, 4, 32, Offset.MINIMUM, nested=256, step_bits=6),
-    "Q5_K": GroupFormat(Code.UNSIGNED, 5, 32, Offset.MINIMUM, nested=256, step_bits=6),
-    "Q6_K": GroupFormat(Code.SIGNED, 6, 16, nested=256, step_bits=8),
+    "Q4_K": GroupFormat(Code.UNSIGNED, 4, 32, Offset.MINIMUM, nested=256),
+    "Q5_K": GroupFormat(Code.UNSIGNED, 5, 32, Offset.MINIMUM, nested=256),
+    "Q6_K": GroupFormat(Code.SIGNED, 6, 16, nested=256),
 }
 """GGUF's types that `open_blocks` reads, by name."""
 

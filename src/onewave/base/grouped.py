@@ -44,7 +44,7 @@ class GroupFormat:
 
     bits: of a code. group: consecutive columns that share a scale; None: the whole row. offset: what a group has beside
     its scale. number: of scales and minima as files hold them, "F16", "BF16" or "F32". nested: columns that share such
-    a number where a group's own scale is an integer times it (K-quants), else None. step_bits: of that integer.
+    a number where a group's own scale is an integer times it (K-quants), else None.
     """
 
     code: Code
@@ -53,7 +53,6 @@ class GroupFormat:
     offset: Offset = Offset.NONE
     number: str = "F16"
     nested: int | None = None
-    step_bits: int = 0
 
     def groups(self, cols: int) -> int:
         """Groups of a row."""

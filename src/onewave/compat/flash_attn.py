@@ -30,12 +30,7 @@ from onewave.ops.attention.masks import options as check_options
 from onewave.ops.attention.op import attention, attention_varlen
 from onewave.ops.decode_attention.call import MAX_QUERIES
 from onewave.ops.decode_attention.op import decode_attention
-from onewave.ops.library import (
-    checks_contents,
-    is_readable,
-    is_watched,
-    register,
-)
+from onewave.ops.library import checks_contents, is_readable, is_watched, register
 
 Window = tuple[int, int]
 _Result = tuple[Tensor, Tensor | None]

@@ -20,14 +20,7 @@ from onewave.engine.arguments import EngineOptions, check_place, flag
 from onewave.engine.engine import Engine
 from onewave.engine.grammar.compiler import Grammar, GrammarCompiler
 from onewave.engine.grammar.params import StructuredOutputsParams
-from onewave.engine.load.choices import (
-    check_compact,
-    check_dtype_on,
-    choose_decode,
-    choose_device,
-    find_tokenizer,
-    resolve_load,
-)
+from onewave.engine.load import choices
 from onewave.engine.load.load import load, warm_up
 from onewave.engine.output import RequestOutput
 from onewave.engine.params import SamplingParams
@@ -147,20 +140,20 @@ class LLM:
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             progress=progress,
         )
-        self.device = choose_device(device)
-        check_dtype_on(dtype, self.device)
-        path = choose_decode(decode, enforce_eager=enforce_eager, device=self.device, planned=plan is not None)
-        check_compact(compact, quantization, decode=path, dtype=None)
+        self.device = choices.choose_device(device)
+        choices.check_dtype_on(dtype, self.device)
+        path = choices.choose_decode(decode, enforce_eager=enforce_eager, device=self.device, planned=plan is not None)
+        choices.check_compact(compact, quantization, decode=path, dtype=None)
         settings = Settings.from_env()
         location = resolve(model, settings, revision=revision, load_format=load_format, progress=progress)
         self.name, self.quantization = location.name, quantization
         self.config: ModelConfig = load_config(location)
-        options = resolve_load(asked, self.config, device=self.device, decode=path, settings=settings)
+        options = choices.resolve_load(asked, self.config, device=self.device, decode=path, settings=settings)
         self.kv_cache_dtype = options.kv_name
         self.dtype, self.max_model_len = options.dtype, options.positions(self.config)
         # The tokenizer is built by another thread while the weights load.
         with warm_up(path, self.config, options) as warm, ThreadPoolExecutor(1) as thread:
-            loading = thread.submit(find_tokenizer, tokenizer, location, settings)
+            loading = thread.submit(choices.find_tokenizer, tokenizer, location, settings)
             network, wave = load(path, location, self.config, warm.with_sample(loading))
             self._tokenizer, self._why_no_tokenizer = loading.result()
         self.runner = ModelRunner(

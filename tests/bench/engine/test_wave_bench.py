@@ -168,7 +168,7 @@ def test_a_case_that_fails_takes_no_other_with_it(failure: Exception, monkeypatc
         (ceilings, "read_bandwidth", lambda _: CEILING),
         (engine_options, "choose_device", lambda _: torch.device("cuda")),
         (engine_options, "check_dtype_on", lambda *_: None),
-        (bench_wave, "make_current", lambda _: None),
+        (bench_wave.report, "make_current", lambda _: None),
         (compile_pool, "processes", lambda count: nullcontext()),
         (load_module, "load_streamed", lambda *_: loaded),
     ):

@@ -127,14 +127,14 @@ def test_lines_that_cannot_be_written_are_not_lost(latency, tmp_path):
 
 
 def test_each_batch_size_says_what_its_own_engine_did(latency, tmp_path, monkeypatch):
-    opens = bench_latency.open_llm
+    opens = bench_latency.report.open_llm
 
     def opened(*arguments, **options):
         found = opens(*arguments, **options)
         found.llm.compact = options["max_num_seqs"] == 1  # as on a GPU, where the wave takes few sequences
         return found
 
-    monkeypatch.setattr(bench_latency, "open_llm", opened)
+    monkeypatch.setattr(bench_latency.report, "open_llm", opened)
     document = json.loads(latency("--batch-size", "1,2", "--ledger", tmp_path / "figures", "--json").out)
     assert [each["compact"] for each in document["results"]] == [True, True, False, False]
     lines = read_ledger(tmp_path / "figures" / "cpu.jsonl")

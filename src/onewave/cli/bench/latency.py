@@ -10,18 +10,7 @@ import typer
 
 from onewave.base.settings import Settings
 from onewave.cli import options
-from onewave.cli.bench.report import (
-    Reps,
-    Results,
-    Rows,
-    Warmup,
-    ceiling_line,
-    failure_kept,
-    name_of,
-    numbers,
-    open_llm,
-    show_status,
-)
+from onewave.cli.bench import report
 
 if TYPE_CHECKING:
     from onewave.bench.ceilings import Ceiling
@@ -40,43 +29,44 @@ def latency(
     input_len: Annotated[str, typer.Option("--input-len", help="Prompt tokens of the pp tests; 0: none.")] = "512",
     output_len: Annotated[str, typer.Option("--output-len", help="Generated tokens of the tg tests; 0: none.")] = "128",
     depth: Annotated[str, typer.Option("--depth", help="Tokens in the cache before a tg test.")] = "0",
-    reps: Reps = 5,
-    warmup: Warmup = 1,
+    reps: report.Reps = 5,
+    warmup: report.Warmup = 1,
     max_model_len: options.MaxModelLen = None,
     enforce_eager: options.EnforceEager = False,
-    out: Results,
+    out: report.Results,
 ) -> None:
     """Measure prefill (pp) and decode (tg), and the memory's read ceiling in the same run.
 
     Prompts are random token ids with a fixed seed; decoding is greedy and goes on after end-of-text tokens.
     GB/s counts the weights and the cache that a decode step reads. Rows are printed as they are measured.
     """
-    batches = numbers("--batch-size", batch_size, 1)
-    lengths = (numbers("--input-len", input_len), numbers("--output-len", output_len), numbers("--depth", depth))
+    batches = report.numbers("--batch-size", batch_size, 1)
+    given = {"--input-len": input_len, "--output-len": output_len, "--depth": depth}
+    lengths = [report.numbers(name, text) for name, text in given.items()]
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.engine.latency import cases, expected_seconds, measure, measurement
 
     tests = cases(batches, *lengths)
     llm: LLM | None = None
     ceiling: Ceiling | None = None
-    rows: Rows | None = None
+    rows: report.Rows | None = None
     threads = Settings.from_env().num_threads
     results: list[Result] = []
     load_seconds: dict[int, float] = {}
     # An engine of its own for each batch size: it decodes with as many rows as may run at once, idle or not.
-    with failure_kept("bench latency", "no memory left") as failures:
+    with report.failure_kept("bench latency", "no memory left") as failures:
         for size in dict.fromkeys(batches):
             more: dict[str, Any] = {"max_model_len": max_model_len, "enforce_eager": enforce_eager}
-            opened = open_llm(asked, **more, max_num_seqs=size, enable_prefix_caching=False)
+            opened = report.open_llm(asked, **more, max_num_seqs=size, enable_prefix_caching=False)
             llm, load_seconds[size] = opened.llm, opened.load_seconds
             own = [case for case in tests if case.batch_size == size]
             if ceiling is None:
-                show_status("measuring the read ceiling")
+                report.show_status("measuring the read ceiling")
                 ceiling = read_bandwidth(llm.device)
                 if llm.device.type == "cpu":
                     _announce(expected_seconds(llm, tests, repetitions=warmup + reps))
-            for result in measure(llm, own, reps=reps, warmup=warmup, ceiling=ceiling, show=show_status):
-                rows = rows or Rows(out, llm.device, _title(llm), *_COLUMNS, left=2)
+            for result in measure(llm, own, reps=reps, warmup=warmup, ceiling=ceiling, show=report.show_status):
+                rows = rows or report.Rows(out, llm.device, _title(llm), *_COLUMNS, left=2)
                 rows.add(_cells(result), [measurement(result, llm, threads=threads)])
                 results.append(result)
             llm.close()
@@ -85,7 +75,7 @@ def latency(
     assert llm is not None
     assert ceiling is not None
     loaded = ", ".join(f"{seconds:.2f} s" for seconds in load_seconds.values())
-    note = f"{ceiling_line(ceiling)}; model loaded in {loaded}"
+    note = f"{report.ceiling_line(ceiling)}; model loaded in {loaded}"
     rows.finish(_facts(llm, load_seconds, ceiling, results), note)
     for failure in failures:
         raise failure
@@ -100,7 +90,7 @@ def _announce(seconds: float) -> None:
 
 def _title(llm: LLM) -> str:
     weights = "" if llm.quantization is None else f", {llm.quantization} weights"
-    return f"{llm.name}, {name_of(llm.dtype)}{weights} on {llm.device}"
+    return f"{llm.name}, {report.name_of(llm.dtype)}{weights} on {llm.device}"
 
 
 def _cells(result: Result) -> tuple[str, ...]:
@@ -135,6 +125,6 @@ def _facts(llm: LLM, load_seconds: dict[int, float], ceiling: Ceiling, results: 
         }
         for result in results
     ]
-    facts = {"model": llm.name, "dtype": name_of(llm.dtype), "quantization": llm.quantization}
+    facts = {"model": llm.name, "dtype": report.name_of(llm.dtype), "quantization": llm.quantization}
     facts |= {"device": str(llm.device), "load_s": load_seconds, "ceiling": asdict(ceiling), "results": rows}
     return facts

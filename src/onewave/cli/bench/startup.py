@@ -37,28 +37,22 @@ def startup(
     told |= {"load_format": chosen, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
     EngineOptions(**told)
     from onewave.bench.engine.startup import Job, measure_startup
-    from onewave.engine.load.choices import (
-        check_dtype_on,
-        choose_decode,
-        choose_device,
-        choose_dtype,
-        choose_max_model_len,
-    )
+    from onewave.engine.load import choices
     from onewave.models.config.read import load_config
 
-    where = choose_device(asked.device)
-    check_dtype_on(asked.dtype, where)
-    choose_decode(asked.decode, enforce_eager=False, device=where)
+    where = choices.choose_device(asked.device)
+    choices.check_dtype_on(asked.dtype, where)
+    choices.choose_decode(asked.decode, enforce_eager=False, device=where)
     location = sources.resolve(asked.model, Settings.from_env(), revision=asked.revision, load_format=chosen)
     config = load_config(location)
-    length = choose_max_model_len(max_model_len, config)
+    length = choices.choose_max_model_len(max_model_len, config)
     # For a process whose cache of models is empty. A link says more than what it leads to.
     named = location.kind == "builtin" or location.path is None
     told["model"] = location.name if named else os.path.abspath(str(location.path))
     job = Job.of(told, vocab_size=config.vocab_size, max_model_len=length)
     results = measure_startup(job, reps=reps, graphs=graphs and where.type != "cpu", show=show_status)
     extra = {
-        "dtype": name_of(choose_dtype(asked.dtype, config, where)),
+        "dtype": name_of(choices.choose_dtype(asked.dtype, config, where)),
         "batch_size": max_num_seqs,
         "max_model_len": length,
         "quantization": asked.quantization,

@@ -13,18 +13,8 @@ from onewave.base.errors import InvalidArgumentError, OutOfReachError, Unsupport
 from onewave.base.settings import Settings
 from onewave.base.weight_formats import WeightFormat, find_rounding
 from onewave.cli import options
+from onewave.cli.bench import report
 from onewave.cli.bench.plans import time_plans
-from onewave.cli.bench.report import (
-    Reps,
-    Results,
-    Rows,
-    ceiling_line,
-    failure_kept,
-    make_current,
-    name_of,
-    numbers,
-    show_status,
-)
 from onewave.cli.output import write_file
 from onewave.cli.tiles.tables import timeline_table
 from onewave.engine.arguments import check_device, check_dtype, check_kv_cache_dtype
@@ -50,7 +40,7 @@ def wave(
     model: options.Model = "llama-3.2-1b",
     batch_size: Annotated[str, typer.Option("--batch-size", help="Sequences at once; several: 1,8.")] = "1",
     context: Annotated[str, typer.Option("--context", help="Tokens in each cache; several: 512,4096.")] = "512",
-    reps: Reps = 30,
+    reps: report.Reps = 30,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     load_format: options.LoadFormat = "auto",
@@ -83,7 +73,7 @@ def wave(
     plans: Annotated[
         Path | None, typer.Option("--plans", metavar="DIR", help="The same for every plan in a directory.")
     ] = None,
-    out: Results,
+    out: report.Results,
 ) -> None:
     """Time a whole decode step as one launch and as a CUDA graph of plain operators, in one process.
 
@@ -111,30 +101,24 @@ def wave(
         )
     check_dtype(dtype)
     check_device(device)
-    batches, contexts = numbers("--batch-size", batch_size, 1), numbers("--context", context)
+    batches, contexts = report.numbers("--batch-size", batch_size, 1), report.numbers("--context", context)
     chosen = "dummy" if dummy else load_format
     from onewave.bench.ceilings import read_bandwidth
     from onewave.bench.engine.ahead import PROCESSES, make_ready
     from onewave.bench.engine.random_codes import Q4_K_M, q4_k_m
     from onewave.bench.engine.wave import SPREAD, WaveCase, measure_wave
+    from onewave.engine.load import choices
     from onewave.engine.load.checkpoint import load_model
-    from onewave.engine.load.choices import (
-        check_dtype_on,
-        choose_device,
-        choose_dtype,
-        choose_kv_dtype,
-        choose_weight_format,
-    )
     from onewave.engine.load.options import LoadOptions
     from onewave.engine.load.sketches import keep_in
     from onewave.gpu.compile_pool import processes
     from onewave.models.config.read import load_config
     from onewave.models.llama_plan import unsupported_because
 
-    where = choose_device(device)
+    where = choices.choose_device(device)
     if where.type != "cuda":
         raise UnsupportedError("bench wave", got=str(where), allowed="a GPU of compute capability 9.0")
-    check_dtype_on(dtype, where)
+    choices.check_dtype_on(dtype, where)
     # After all that may be refused: finding a model may mean a download.
     settings = Settings.from_env()
     location = sources.resolve(model, settings, load_format=chosen)
@@ -143,23 +127,23 @@ def wave(
         reason = unsupported_because(config, batch)
         if reason is not None:
             raise UnsupportedError("bench wave", got=reason)
-    kind, kv_dtype = choose_dtype(dtype, config, where), choose_kv_dtype(kv_cache_dtype, where)
+    kind, kv_dtype = choices.choose_dtype(dtype, config, where), choices.choose_kv_dtype(kv_cache_dtype, where)
     most = max(contexts) + 1
     plain: Llama | None = None
     notes: list[str] = []
     traced = None
-    shown = _Shown(out, where, f"{location.name}, {name_of(kind)} on {where}", (location.name, name_of(kind)))
+    shown = _Shown(out, where, (location.name, report.name_of(kind)))
     with processes(PROCESSES) as pool:  # before this process uses the GPU
-        make_current(where)
-        show_status("measuring the read ceiling")
+        report.make_current(where)
+        report.show_status("measuring the read ceiling")
         ceiling = read_bandwidth(where)
-        with failure_kept("bench wave", "no memory for a case") as failures:
+        with report.failure_kept("bench wave", "no memory for a case") as failures:
             for batch in batches:
                 network = stream = None  # a stream is packed for its batch, and is the model's only copy
                 if quantization == Q4_K_M:
                     weight_format: WeightFormat | None = q4_k_m(config)
                 else:
-                    weight_format = choose_weight_format(quantization, compact, dtype=kind, decode="wave")
+                    weight_format = choices.choose_weight_format(quantization, compact, dtype=kind, decode="wave")
                 how = LoadOptions(
                     dtype=kind,
                     device=where,
@@ -175,23 +159,25 @@ def wave(
                     WaveCase(batch, length, page_size, compiled=torch_compile, traced=trace is not None)
                     for length in contexts
                 ]
-                show_status(f"planning and compiling for {batch} at once")
+                report.show_status(f"planning and compiling for {batch} at once")
                 make_ready(config, how, cases, pool)
-                show_status(f"loading {location.name} for {batch} at once")
-                with phases_told(show_status):
+                report.show_status(f"loading {location.name} for {batch} at once")
+                with phases_told(report.show_status):
                     if weight_format is None:
                         plain = network = plain or load_model(location, config, how)
                     else:
                         network, stream = _load(location, config, how, notes)
                 keep_in(network, kv_dtype, 1 / SPREAD)
-                add = partial(shown.add, ceiling)
+                told: dict[str, Any] = {
+                    "show": report.show_status,
+                    "report": notes.append,
+                    "measured": partial(shown.add, ceiling),
+                }
                 for case in cases:
-                    _, traced = measure_wave(
-                        network, case, reps=reps, stream=stream, show=show_status, report=notes.append, measured=add
-                    )
+                    _, traced = measure_wave(network, case, reps=reps, stream=stream, **told)
     if not shown.steps:
         raise failures[0]
-    parts: list[Table | str] = [ceiling_line(ceiling, 0), *notes]
+    parts: list[Table | str] = [report.ceiling_line(ceiling, 0), *notes]
     if traced is not None and trace is not None:
         from onewave.tiles.sim.timeline import timeline
 
@@ -229,9 +215,10 @@ def _load(
 class _Shown:
     """Results of a model as they are measured: rows, and the same as JSON has it. named: the model and its dtype."""
 
-    def __init__(self, out: Results, device: torch.device, title: str, named: tuple[str, str]) -> None:
+    def __init__(self, out: report.Results, device: torch.device, named: tuple[str, str]) -> None:
         columns = ("path", "batch", "context", "ms/token", "GB/s", "of ceiling", "us/hop", "self-check")
-        self.rows, self._named = Rows(out, device, title, *columns), named
+        self.rows = report.Rows(out, device, f"{', '.join(named)} on {device}", *columns)
+        self._named = named
         self.steps: list[dict[str, Any]] = []
 
     def add(self, ceiling: Ceiling, result: WaveResult) -> None:

@@ -22,14 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from onewave.engine.load import plan_cache
 from onewave.engine.load.options import LoadOptions
-from onewave.engine.load.plan_cache import (
-    is_shipped,
-    load_program,
-    planned_before,
-    shipped_launchers,
-    shipped_path,
-)
 from onewave.engine.load.self_check import CHECKED_CAPACITY, checked_lengths, prompt_logits
 from onewave.engine.prompt.passes import PromptChunk, PromptPasses
 from onewave.engine.sampler import compile_kernels
@@ -74,7 +68,7 @@ def compilers(path: str, config: ModelConfig, options: LoadOptions) -> Generator
     try:
         wanted = may_run and _is_first(config, options)
         if wanted and _is_prebuilt(config, options):
-            launchers = shipped_launchers(options.step(config))
+            launchers = plan_cache.shipped_launchers(options.step(config))
             wanted = not launchers
         for module in _MODULES if wanted else ():
             import_module(module)
@@ -114,7 +108,7 @@ def _may_run(path: str, config: ModelConfig, options: LoadOptions) -> bool:
 
 def _is_first(config: ModelConfig, options: LoadOptions) -> bool:
     """Whether the cache has no program for the load."""
-    return options.plan is not None or not planned_before(options.step(config), cache_dir=options.cache_dir)
+    return options.plan is not None or not plan_cache.planned_before(options.step(config), cache_dir=options.cache_dir)
 
 
 def _is_prebuilt(config: ModelConfig, options: LoadOptions) -> bool:
@@ -124,7 +118,7 @@ def _is_prebuilt(config: ModelConfig, options: LoadOptions) -> bool:
         return False
     from onewave.gpu.prebuilt import has_prebuilt
 
-    return is_shipped(step) and has_prebuilt("wave")
+    return plan_cache.is_shipped(step) and has_prebuilt("wave")
 
 
 def plan_and_compile(config: ModelConfig, options: LoadOptions, workers: int) -> WaveProgram:
@@ -133,9 +127,9 @@ def plan_and_compile(config: ModelConfig, options: LoadOptions, workers: int) ->
     options.compilers nothing is made ready: all of it is Python, which would only wait for its lock.
     Raises UnsupportedError."""
     step, pool = options.step(config), options.compilers
-    path = shipped_path(step, workers=workers)
+    path = plan_cache.shipped_path(step, workers=workers)
     # No program ships in which some matrices are wider: that of the same bytes a weight has all of them alike.
-    shipped = load_program(path) if options.plan is None and not step.widths else None
+    shipped = plan_cache.load_program(path) if options.plan is None and not step.widths else None
     job = _planning(config, options, workers)
     if pool is None:
         return job() if shipped is None else shipped
