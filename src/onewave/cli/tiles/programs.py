@@ -10,16 +10,8 @@ import typer
 from onewave.base.errors import InvalidArgumentError
 from onewave.base.json_files import in_file
 from onewave.cli.tiles import options
+from onewave.models import llama_plan
 from onewave.models.config.read import find_config
-from onewave.models.llama_plan import (
-    SYNC_POLICY,
-    DealtStep,
-    DecodePlan,
-    DecodeStep,
-    check_context,
-    deal_decode,
-    workers_for,
-)
 from onewave.models.step_plan import deal_plan, prove_dealt
 from onewave.tiles.graph.graph import TileGraph
 from onewave.tiles.graph.programs import (
@@ -104,7 +96,7 @@ class Program:
         check_options(self.program, self, PROGRAMS[self.program].reads)
         return Built(*build_program(self.program, sizes, shape))
 
-    def _dealt(self, sms: int) -> DealtStep:
+    def _dealt(self, sms: int) -> llama_plan.DealtStep:
         """Deal a model's decode step out as the engine does on a GPU with so many SMs."""
         check_options("decode", self, ("dtype", "context", "batch_size", "weight_format"))
         [model] = exactly("decode", self.sizes or [], ("MODEL",))
@@ -117,14 +109,14 @@ class Program:
             raise InvalidArgumentError(
                 "weight format", got=f"compact with {self.dtype}", allowed="compact with bf16", next=next
             )
-        step = DecodeStep(find_config(str(model)), self.batch_size, weight_format)
-        return deal_decode(step, workers=workers_for(step, available=sms), context=self.context)
+        step = llama_plan.DecodeStep(find_config(str(model)), self.batch_size, weight_format)
+        return llama_plan.deal_decode(step, workers=llama_plan.workers_for(step, available=sms), context=self.context)
 
     def _planned(self) -> Built:
         """Read a decode step's plan and prove it."""
         check_options("a plan", self, ("context",))
         exactly("a plan", self.sizes or [], ())
-        check_context(self.context)
+        llama_plan.check_context(self.context)
         plan, config = options.plan_and_config(self.program)
         with in_file(self.program):
             step = deal_plan(config, plan, context=self.context)
@@ -142,8 +134,8 @@ class Built:
     graph: TileGraph
     queues: tuple[tuple[int, ...], ...] | None = None
     levels: tuple[CacheLevel, ...] = ()
-    step: DealtStep | None = None
-    proved: DecodePlan | None = None
+    step: llama_plan.DealtStep | None = None
+    proved: llama_plan.DecodePlan | None = None
 
     @property
     def ahead_bytes(self) -> int:
@@ -153,7 +145,7 @@ class Built:
     @property
     def policy(self) -> str:
         """The sync policy by which the program is lowered, where none is asked for."""
-        return "tile" if self.step is None else SYNC_POLICY
+        return "tile" if self.step is None else llama_plan.SYNC_POLICY
 
     @property
     def resident(self) -> int:

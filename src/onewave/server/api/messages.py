@@ -16,18 +16,8 @@ from onewave.server.answers.blocks import Block, BlockEvent, Blocks
 from onewave.server.conversation import Talk, text_of
 from onewave.server.http.errors import as_anthropic, as_api_error
 from onewave.server.http.events import EventResponse, event, json_response, until_gone
+from onewave.server.protocol import messages as protocol
 from onewave.server.protocol.base import ERRORS, whole_or_streamed
-from onewave.server.protocol.messages import (
-    CountAnswer,
-    CountRequest,
-    InputMessage,
-    MessageAnswer,
-    MessagesRequest,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
 from onewave.server.served import Served, answer_id, served_of
 from onewave.server.turn import Delta, Turn, steps, usage_of, whole
 
@@ -36,8 +26,8 @@ router = APIRouter()
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-@router.post("/v1/messages", responses=whole_or_streamed(MessageAnswer))
-async def create_message(body: MessagesRequest, request: Request) -> Response:
+@router.post("/v1/messages", responses=whole_or_streamed(protocol.MessageAnswer))
+async def create_message(body: protocol.MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
     served = served_of(request)
     name = served.model_of(body.model)
@@ -49,15 +39,15 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     return json_response(await until_gone(request, _whole(served, turn, head)))
 
 
-@router.post("/v1/messages/count_tokens", responses={200: {"model": CountAnswer}, **ERRORS})
-async def count_tokens(body: CountRequest, request: Request) -> Response:
+@router.post("/v1/messages/count_tokens", responses={200: {"model": protocol.CountAnswer}, **ERRORS})
+async def count_tokens(body: protocol.CountRequest, request: Request) -> Response:
     """Count the tokens of a conversation's prompt."""
     served = served_of(request)
     served.model_of(body.model)
     return json_response({"input_tokens": await conversation.count_tokens(served, _talk(body, SamplingParams()))})
 
 
-def _talk(body: CountRequest, params: SamplingParams) -> Talk:
+def _talk(body: protocol.CountRequest, params: SamplingParams) -> Talk:
     tools, variables = body.asked_tools, dict(body.chat_template_kwargs or {})
     if body.thinking is not None and body.thinking.type != "adaptive":
         variables.setdefault("enable_thinking", body.thinking.type == "enabled")
@@ -68,7 +58,7 @@ def _talk(body: CountRequest, params: SamplingParams) -> Talk:
         messages += _as_dicts(message)
     # An assistant's last message is the beginning of the answer.
     open_end = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
-    asked = body if isinstance(body, MessagesRequest) else None
+    asked = body if isinstance(body, protocol.MessagesRequest) else None
     return Talk(
         messages=messages,
         params=params,
@@ -82,22 +72,22 @@ def _talk(body: CountRequest, params: SamplingParams) -> Talk:
     )
 
 
-def _as_dicts(message: InputMessage) -> list[dict[str, Any]]:
+def _as_dicts(message: protocol.InputMessage) -> list[dict[str, Any]]:
     """A message as chat templates read it: results of tools are messages of their own, before the rest."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     results: list[dict[str, Any]] = []
     text, thoughts, calls = "", "", list[dict[str, Any]]()
     for block in message.content:
-        if isinstance(block, TextBlock):
+        if isinstance(block, protocol.TextBlock):
             text += block.text
-        elif isinstance(block, ThinkingBlock):
+        elif isinstance(block, protocol.ThinkingBlock):
             thoughts += block.thinking
-        elif isinstance(block, ToolUseBlock):
+        elif isinstance(block, protocol.ToolUseBlock):
             function = {"name": block.name, "arguments": block.input}
             calls.append({"id": block.id, "type": "function", "function": function})
         else:
-            assert isinstance(block, ToolResultBlock)
+            assert isinstance(block, protocol.ToolResultBlock)
             content = ("Error: " if block.is_error else "") + text_of(block.content or "")
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
     said: dict[str, Any] = {"role": message.role, "content": text}

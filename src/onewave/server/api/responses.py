@@ -17,23 +17,16 @@ from onewave.server.answers.blocks import Block, BlockEvent, Blocks
 from onewave.server.conversation import Talk, template_variables, text_of, with_objects
 from onewave.server.http.errors import as_api_error
 from onewave.server.http.events import EventResponse, event, json_response, until_gone
+from onewave.server.protocol import responses as protocol
 from onewave.server.protocol.base import whole_or_streamed
-from onewave.server.protocol.responses import (
-    FunctionCall,
-    FunctionCallOutput,
-    Message,
-    ReasoningItem,
-    ResponseAnswer,
-    ResponsesRequest,
-)
 from onewave.server.served import Served, answer_id, served_of
 from onewave.server.turn import Turn, steps, usage_of, whole
 
 router = APIRouter()
 
 
-@router.post("/v1/responses", responses=whole_or_streamed(ResponseAnswer))
-async def create_response(body: ResponsesRequest, request: Request) -> Response:
+@router.post("/v1/responses", responses=whole_or_streamed(protocol.ResponseAnswer))
+async def create_response(body: protocol.ResponsesRequest, request: Request) -> Response:
     """Answer a conversation with items: thoughts, messages, calls."""
     served = served_of(request)
     name = served.model_of(body.model)
@@ -44,7 +37,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     return json_response(await until_gone(request, _whole(served, turn, answer)))
 
 
-def _talk(body: ResponsesRequest) -> Talk:
+def _talk(body: protocol.ResponsesRequest) -> Talk:
     tools, effort = body.asked_tools, None if body.reasoning is None else body.reasoning.effort
     verbosity = None if body.text is None else body.text.verbosity
     return Talk(
@@ -58,24 +51,24 @@ def _talk(body: ResponsesRequest) -> Talk:
     )
 
 
-def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
+def _messages(body: protocol.ResponsesRequest) -> list[dict[str, Any]]:
     """The items as messages of a chat template. Thoughts and calls join the assistant's message that they belong to."""
     messages: list[dict[str, Any]] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
-    items = [Message(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    items = [protocol.Message(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     for item in items:
-        if isinstance(item, Message):
+        if isinstance(item, protocol.Message):
             role = "system" if item.role == "developer" else item.role
             _join(messages, role, {"content": text_of(item.content)})
-        elif isinstance(item, FunctionCallOutput):
+        elif isinstance(item, protocol.FunctionCallOutput):
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
-        elif isinstance(item, FunctionCall):
+        elif isinstance(item, protocol.FunctionCall):
             function = {"name": item.name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             _join(messages, "assistant", {"tool_calls": [call]})
         else:
-            assert isinstance(item, ReasoningItem)
+            assert isinstance(item, protocol.ReasoningItem)
             thought = "".join(part.text for part in item.content or ())
             if thought:
                 messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
@@ -93,7 +86,7 @@ def _join(messages: list[dict[str, Any]], role: str, more: dict[str, Any]) -> No
         messages.append({"role": role, "content": "", **more})
 
 
-def _head(body: ResponsesRequest, name: str, response_id: str) -> dict[str, Any]:
+def _head(body: protocol.ResponsesRequest, name: str, response_id: str) -> dict[str, Any]:
     """The answer's fields that say what was asked."""
     asked = body.model_dump(by_alias=True, exclude_none=True)
     return {
