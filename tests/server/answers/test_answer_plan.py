@@ -102,7 +102,7 @@ def test_text_of_a_form_or_calls_instead() -> None:
         behind = plan_answer(style(None, MARKS[0]), "<think>\n", Wanted(form=wanted))
         assert may_end(behind, "a</think>\n\nad") == (wanted is not form)
         assert not may_end(behind, "ad")
-        assert behind.make_reader().push("a</think>\n\nad", last=True) == Piece("ad", "a")
+        assert behind.make_reader().push("a</think>\n\nad", last=True) == Piece.of("a", thought=True) + Piece.of("ad")
 
 
 def test_what_no_grammar_can_hold_is_refused() -> None:

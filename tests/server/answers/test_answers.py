@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kit.models.chat_templates import CHATML, LLAMA3, MISTRAL, QWEN3
+from onewave.server.answers.blocks import Blocks
 from onewave.server.answers.pieces import AnswerReader, Piece, PlainReader
 from onewave.server.answers.reasoning import MARKS, ReasoningReader, Thought, marks_of, thought_at
 from onewave.server.answers.tool_calls import FORMS, ToolReader, form_of
@@ -27,6 +28,15 @@ def read(reader: AnswerReader, parts: list[str]) -> Read:
             calls[part.index] = [part.name, ""]
         calls[part.index][1] += part.arguments
     return piece.content, piece.reasoning, [(name, arguments) for name, arguments in calls.values()]
+
+
+def blocks(reader: AnswerReader, parts: list[str]) -> list[tuple[str, str, str]]:
+    """The kind, name and text of each block of an answer."""
+    found = Blocks()
+    for at, part in enumerate(parts):
+        for _ in found.push(reader.push(part, last=at == len(parts) - 1)):
+            pass
+    return [(block.kind, block.name, block.text) for block in found.all]
 
 
 def in_pieces(text: str) -> list[list[str]]:
@@ -124,8 +134,9 @@ def test_whatever_a_model_writes_reads_alike_however_it_is_cut(form: str) -> Non
     rng = random.Random(form)
     for _ in range(400):
         text = "".join(rng.choices(SCRAPS, k=rng.randint(1, 16)))
-        found = [read(ToolReader(FORMS[form], ["now"]), parts) for parts in ([text], [*text, ""])]
-        assert found[0] == found[1], text
+        for shown in (read, blocks):
+            found = [shown(ToolReader(FORMS[form], ["now"]), parts) for parts in ([text], [*text, ""])]
+            assert found[0] == found[1], text
 
 
 @pytest.mark.parametrize(("form", "text"), [(form, text) for form, text, _, calls in CALLS if calls])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kit.serving import CITY, Serving
+from onewave.server.api.messages import _input
 
 jsonschema: Any = pytest.importorskip("jsonschema")
 
@@ -116,3 +117,9 @@ def test_errors_are_anthropics(client: Any, asked: dict[str, Any], kind: str, sa
         body = raised.value.body
         assert body["type"] == "error"
         assert body["error"]["type"] in ("invalid_request_error", "not_found_error")
+
+
+def test_the_input_of_a_call_that_is_no_json_is_empty() -> None:
+    for arguments in ('{"a": 1', '{"a": NaN}', '{"a": 1e999}', "[1]", f'{{"a": {"[" * 2000}{"]" * 2000}}}'):
+        assert _input(arguments) == {}
+    assert _input('{"a": 1e30}') == {"a": 1e30}

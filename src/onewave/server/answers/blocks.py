@@ -39,12 +39,11 @@ class Blocks:
 
     def push(self, piece: Piece) -> Iterator[BlockEvent]:
         """Yield the events that a piece causes."""
-        if piece.reasoning:
-            yield from self._grow("reasoning", piece.reasoning)
-        if piece.content:
-            yield from self._grow("text", piece.content)
-        for part in piece.calls:
-            yield from self._grow("call", part.arguments, part)
+        for part in piece.parts:
+            if isinstance(part, CallPart):
+                yield from self._grow("call", part.arguments, part)
+            else:
+                yield from self._grow("reasoning" if part.thought else "text", part.text)
 
     def finish(self) -> Iterator[BlockEvent]:
         """End the block that is open."""

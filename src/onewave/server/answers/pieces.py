@@ -15,18 +15,47 @@ class CallPart:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """The content, reasoning and calls in a stretch of an answer's text."""
+class TextPart:
+    """Content, or a part of a thought."""
 
-    content: str = ""
-    reasoning: str = ""
-    calls: tuple[CallPart, ...] = ()
+    text: str
+    thought: bool = False
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The content, reasoning and calls in a stretch of an answer's text, in the order in which they were written."""
+
+    parts: tuple[TextPart | CallPart, ...] = ()
+
+    @classmethod
+    def of(cls, text: str, *, thought: bool = False) -> "Piece":
+        """A piece of text; nothing for none."""
+        return cls((TextPart(text, thought),)) if text else cls()
+
+    @property
+    def content(self) -> str:
+        """All content in it."""
+        return self._text(thought=False)
+
+    @property
+    def reasoning(self) -> str:
+        """All thoughts in it."""
+        return self._text(thought=True)
+
+    @property
+    def calls(self) -> list[CallPart]:
+        """All calls in it."""
+        return [part for part in self.parts if isinstance(part, CallPart)]
 
     def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.calls)
+        return bool(self.parts)
 
     def __add__(self, other: "Piece") -> "Piece":
-        return Piece(self.content + other.content, self.reasoning + other.reasoning, self.calls + other.calls)
+        return Piece(self.parts + other.parts)
+
+    def _text(self, *, thought: bool) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart) and part.thought is thought)
 
 
 class AnswerReader(Protocol):
@@ -47,7 +76,7 @@ class PlainReader:
     def push(self, text: str, *, last: bool) -> Piece:
         """The text itself."""
         del last
-        return Piece(content=text)
+        return Piece.of(text)
 
     def finish_reason(self, reason: str) -> str:
         return reason

@@ -83,9 +83,9 @@ class ReasoningReader:
         self._begun = self._begun or bool(shown)
         if end:
             self._thinking, self._begun = False, False
-            return Piece(reasoning=shown) + self._answer(rest, last=last)
+            return Piece.of(shown, thought=True) + self._answer(rest, last=last)
         self._held = thought[len(shown) :]
-        return Piece(reasoning=shown) + (self._rest.push("", last=True) if last else Piece())
+        return Piece.of(shown, thought=True) + (self._rest.push("", last=True) if last else Piece())
 
     def _answer(self, text: str, *, last: bool) -> Piece:
         if not self._begun:

@@ -117,14 +117,14 @@ class ToolReader:
             self._at_start, self._held = False, rest
             content = content.rstrip()
             self._after_call = self._after_call and not content
-            return Piece(content)
+            return Piece.of(content)
         held = 0 if last else num_held_back(content, (form.begin,))
         shown = content[: len(content) - held]
         shown = shown if last else shown.rstrip()
         if shown:
             self._at_start = self._after_call = False
         self._held = content[len(shown) :]
-        return Piece(shown)
+        return Piece.of(shown)
 
     def _read_between(self, last: bool) -> Piece:
         """Read the text before a call, or after the last one."""
@@ -193,7 +193,7 @@ class ToolReader:
             return Piece()
         for part in parts:
             self._arguments = part.arguments if part.name is not None else self._arguments + part.arguments
-        return Piece(calls=parts)
+        return Piece(parts)
 
     def _give_up(self) -> Piece:
         """It was no call: all of it is content, as is what follows up to a mark."""
@@ -202,14 +202,14 @@ class ToolReader:
             before, mark, rest = text.partition(self._form.begin)
             text = before.lstrip(self._form.between) + mark + rest
         self._after_call = self._after_call and not text
-        return Piece(text)
+        return Piece.of(text)
 
     def _end(self) -> Piece:
         """Return the piece that the last text leaves."""
         text = self._unsure + self._held
         if (self._where == "call" and self._given) or not text.strip(self._form.between):
             return Piece()
-        return self._give_up() + Piece(self._held)
+        return self._give_up() + Piece.of(self._held)
 
 
 def _is_json(text: str) -> bool:

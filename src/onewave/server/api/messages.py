@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any, cast
 
+import pydantic_core
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -165,9 +166,10 @@ def _block(block: Block, *, whole: bool) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object; {} for what is cut off."""
+    """A call's arguments as an object; {} for what is cut off, too deep, or no JSON (NaN, 1e999)."""
     try:
-        found: Any = json.loads(arguments or "{}")
+        found: Any = pydantic_core.from_json(arguments or "{}")
+        json.dumps(found, allow_nan=False)
     except ValueError:
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
