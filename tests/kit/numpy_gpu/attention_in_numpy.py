@@ -26,7 +26,17 @@ from triton.runtime.jit import ConstexprFunction
 
 from kit.device import pretend
 from kit.numpy_gpu import happens_before
-from kit.numpy_gpu.gluon_in_numpy import Array, Fault, Gluon, function, issue, wait_for, wrapped
+from kit.numpy_gpu.gluon_in_numpy import (
+    Array,
+    Fault,
+    Gluon,
+    function,
+    issue,
+    mbarriers,
+    products_end,
+    wait_for,
+    wrapped,
+)  # fmt: skip
 from kit.numpy_gpu.numpy_barriers import FAILED, Barrier, Barriers, Patience, run_side_by_side
 from onewave.ops.attention.fp8 import kernel as fp8_kernel_impl
 from onewave.ops.attention.fp8 import launch as fp8_impl
@@ -190,13 +200,7 @@ class Language(Gluon):
     float8e4nv = bfloat16 = np.float32
 
     def __init__(self, program: int, programs: int):
-        self.program, self.programs = program, programs
-
-    def program_id(self, _: int) -> Array:
-        return wrapped(np.int64(self.program))
-
-    def num_programs(self, _: int) -> Array:
-        return wrapped(np.int64(self.programs))
+        self.block, self.blocks = program, (programs, 1)
 
     def allocate_shared_memory(self, _: Any, shape: Sequence[int], layout: Any) -> Any:
         if layout == "barrier":
@@ -212,12 +216,6 @@ class Language(Gluon):
     def store(self, place: Place, values: Any, mask: Any = True) -> None:
         keep = np.broadcast_to(np.asarray(mask), place.at.shape)
         place.values[place.at[keep]] = np.asarray(values)[keep]
-
-    def full(self, shape: Sequence[int], value: Any, dtype: Any, layout: Any = None) -> Array:
-        return wrapped(np.full([int(n) for n in shape], value, dtype=dtype))
-
-    def zeros(self, shape: Sequence[int], dtype: Any, layout: Any = None) -> Array:
-        return self.full(shape, 0, dtype)
 
     def warp_specialize(self, parts: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], *_: Any) -> None:
         """Twins run the first partition, as gpu/ptx/shared_warpgroups.py has it."""
@@ -315,10 +313,6 @@ def namespace(
         box.put(values)
         barrier.add(0, 0, values.size * descriptor.base.element_size(), clock)
 
-    def products_end(still: int, deps: Sequence[Array]) -> Any:
-        wait_for("products", still)
-        return deps[0] if len(deps) == 1 else tuple(deps)
-
     def send(descriptor: Described, at: Sequence[Any], box: Tile) -> None:
         issue("stores", box)
         pending.stores = [*getattr(pending, "stores", []), (descriptor, [int(x) for x in at], box)]
@@ -363,14 +357,7 @@ def namespace(
         "tma": SimpleNamespace(
             async_copy_global_to_shared=bring, async_copy_shared_to_global=send, store_wait=sent,
         ),
-        "mbarrier": SimpleNamespace(
-            MBarrierLayout=lambda: "barrier",
-            init=lambda barrier, count: setattr(barrier, "count", count),
-            expect=lambda barrier, size: barrier.add(1, int(size), 0),
-            wait=lambda barrier, parity, pred=True: barrier.wait(int(parity)) if np.all(pred) else None,
-            luck=lambda barrier, parity, pred=True: barrier.wait(int(parity), hears=False) if np.all(pred) else None,
-            arrive=lambda barrier, count, pred=True: barrier.add(count, 0, 0) if np.all(pred) else None,
-        ),
+        "mbarrier": mbarriers(),
         "min": min,
     }  # fmt: skip
     return space

@@ -14,6 +14,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -49,6 +50,30 @@ def wait_for(name: str, pending: int) -> None:
     units = happens_before.Units.here(name)
     if units is not None:
         units.wait(pending)
+
+
+def products_end(pending: int, deps: Sequence[Array]) -> Any:
+    """warpgroup_mma_wait."""
+    wait_for("products", pending)
+    return deps[0] if len(deps) == 1 else tuple(deps)
+
+
+def mbarriers(pause: Callable[[], None] = lambda: None) -> types.SimpleNamespace:
+    """The kernel's `mbarrier`. pause: done before each wait."""
+
+    def wait(barrier: Barrier, parity: Any, pred: Any = True, *, hears: bool = True) -> None:
+        pause()
+        if np.all(pred):
+            barrier.wait(int(parity), hears=hears)
+
+    return types.SimpleNamespace(
+        MBarrierLayout=lambda: "barrier",
+        init=lambda barrier, count: setattr(barrier, "count", count),
+        expect=lambda barrier, size: barrier.add(1, int(size), 0),
+        wait=wait,
+        luck=partial(wait, hears=False),
+        arrive=lambda barrier, count, pred=True: barrier.add(count, 0, 0) if np.all(pred) else None,
+    )
 
 
 class Stores(threading.local):
@@ -171,10 +196,10 @@ class Gluon:
     def arange(self, first: int, end: int, layout: Any) -> Array:
         return wrapped(np.arange(first, end, dtype=np.int32))
 
-    def full(self, shape: Sequence[int], value: Any, dtype: Any, layout: Any) -> Array:
+    def full(self, shape: Sequence[int], value: Any, dtype: Any, layout: Any = None) -> Array:
         return wrapped(np.full([int(n) for n in shape], value, dtype=dtype))
 
-    def zeros(self, shape: Sequence[int], dtype: Any, layout: Any) -> Array:
+    def zeros(self, shape: Sequence[int], dtype: Any, layout: Any = None) -> Array:
         return self.full(shape, 0, dtype, layout)
 
     def reshape(self, x: Array, shape: Sequence[int]) -> Array:
@@ -330,10 +355,6 @@ def _namespace(
         left = a if in_registers else a.peek()
         return (acc if use_acc else 0.0 * acc) + multiplied(left, b.peek())
 
-    def products_end(pending: int, deps: Sequence[Array]) -> Any:
-        wait_for("products", pending)
-        return deps[0] if len(deps) == 1 else tuple(deps)
-
     stores = Stores()
     space: dict[str, Any] = {}
     raws: dict[str, types.FunctionType] = {}
@@ -379,14 +400,7 @@ def _namespace(
         "landed": stores.wait_until_written,
         "acquired": lambda: None,
         "stored": lambda: None,
-        "mbarrier": types.SimpleNamespace(
-            MBarrierLayout=lambda: "barrier",
-            init=lambda barrier, count: setattr(barrier, "count", count),
-            expect=lambda barrier, size: barrier.add(1, size, 0),
-            wait=lambda barrier, parity: (pause(), barrier.wait(int(parity))),
-            luck=lambda barrier, parity, pred=True: barrier.wait(int(parity), hears=False) if np.all(pred) else None,
-            arrive=lambda barrier, count, pred=True: barrier.add(count, 0, 0) if pred else None,
-        ),
+        "mbarrier": mbarriers(pause),
         "range": range,
         "min": min,
         "max": max,
