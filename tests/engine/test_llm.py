@@ -84,13 +84,6 @@ def test_greedy_tokens_of_a_ragged_batch_equal_transformers(llm: LLM, oracle: An
         assert output.finished
 
 
-def test_eos_ends_a_sample_as_in_transformers(llm: LLM) -> None:
-    params = SamplingParams(temperature=0, min_tokens=3, logit_bias={EOS: 100.0})
-    output = llm.generate("Hello", params)[0].outputs[0]
-    assert (len(output.token_ids), output.token_ids[-1]) == (4, EOS)
-    assert (output.finish_reason, output.stop_reason) == ("stop", None)
-
-
 SEEDED = SamplingParams(seed=11, max_tokens=20, ignore_eos=True, top_p=0.95)
 IN_A_NEW_PROCESS = """
 import json, sys
@@ -130,13 +123,6 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_in_a_new_process(llm:
         assert token_ids(fresh.generate("x y z", params))[0] != elsewhere[2]
 
 
-def test_four_samples_differ_and_come_in_order(llm: LLM) -> None:
-    output = llm.generate("Hello", SamplingParams(n=4, seed=1, max_tokens=12, ignore_eos=True))[0]
-    assert [sample.index for sample in output.outputs] == [0, 1, 2, 3]
-    assert len({tuple(sample.token_ids) for sample in output.outputs}) == 4
-    assert output.metrics.num_generation_tokens == 48
-
-
 def test_logprobs_of_prompt_and_output_sum_to_transformers(llm: LLM, oracle: Any) -> None:
     params = SamplingParams(seed=2, max_tokens=12, ignore_eos=True, logprobs=2, prompt_logprobs=1, temperature=0.7)
     output = llm.generate("a much longer prompt", params)[0]
@@ -168,24 +154,6 @@ def test_a_stop_string_that_straddles_tokens_ends_the_text(llm: LLM) -> None:
     assert output.text == whole.text[: whole.text.index(stop)]
     assert (output.finish_reason, output.stop_reason) == ("stop", stop)
     assert list(llm.stream("Hello", params))[-1].outputs[0].text == output.text
-
-
-def test_closing_a_stream_early_frees_its_slots(llm: LLM) -> None:
-    for _ in range(6):  # more often than there are slots
-        stream = llm.stream("Hello", SamplingParams(n=2, max_tokens=50, ignore_eos=True))
-        next(stream)
-        stream.close()
-    assert not llm._thread.call(lambda: llm._open_engine().has_work)
-    assert token_ids(llm.generate("Hello", GREEDY)) == token_ids(llm.generate("Hello", GREEDY))
-
-
-def test_a_stream_and_other_requests_run_side_by_side(llm: LLM) -> None:
-    expected = token_ids(llm.generate(["Hello", "x y z"], GREEDY))
-    stream = llm.stream("Hello", GREEDY)
-    for _ in range(5):
-        next(stream)
-    assert token_ids(llm.generate("x y z", GREEDY)) == expected[1:]
-    assert list(stream)[-1].outputs[0].token_ids == expected[0]
 
 
 @pytest.mark.parametrize("name", ["use_tqdm", "add_generation_prompt", "continue_final_message"])

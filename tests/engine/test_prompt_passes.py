@@ -38,16 +38,6 @@ def right(request: Request, max_tokens: int) -> list[int]:
     return expected_tokens(request.prompt_token_ids, SamplingParams(temperature=0, max_tokens=max_tokens), 0)
 
 
-def test_prompts_that_wait_together_run_in_one_pass() -> None:
-    runner = FakeRunner()
-    engine = make_engine(runner)
-    requests = [engine.add(None, prompt(length, length), GREEDY) for length in (3, 5, 9)]
-    run_all(engine)
-    assert runner.passes == [[(0, 0, 3), (1, 0, 5), (2, 0, 9)]]
-    for request in requests:
-        assert request.samples[0].token_ids == right(request, 4)
-
-
 def test_a_long_prompt_runs_in_chunks_with_decode_steps_between_them() -> None:
     runner = FakeRunner(limits=limits(8))
     engine = make_engine(runner)
@@ -62,15 +52,6 @@ def test_a_long_prompt_runs_in_chunks_with_decode_steps_between_them() -> None:
     assert long.samples[0].token_ids == right(long, 4)
 
 
-def test_a_pass_takes_the_rest_of_one_prompt_and_the_beginning_of_the_next() -> None:
-    runner = FakeRunner(limits=limits(8))
-    engine = make_engine(runner)
-    for length in (5, 6, 2):
-        engine.add(None, prompt(length, length), GREEDY)
-    run_all(engine)
-    assert runner.passes == [[(0, 0, 5), (1, 0, 3)], [(1, 3, 6), (2, 0, 1)], [(2, 1, 2)]]
-
-
 def test_whole_prompts_are_never_cut_and_share_a_pass_where_they_fit() -> None:
     runner = FakeRunner(limits=limits(8, whole=True))
     engine = make_engine(runner)
@@ -78,16 +59,6 @@ def test_whole_prompts_are_never_cut_and_share_a_pass_where_they_fit() -> None:
     run_all(engine)
     assert runner.passes == [[(0, 0, 5), (1, 0, 3)], [(2, 0, 2)], [(3, 0, 20)]]
     assert all(r.samples[0].token_ids == right(r, 4) for r in requests)
-
-
-def test_samples_of_a_request_run_its_prompt_once() -> None:
-    runner = FakeRunner(limits=limits(8))
-    engine = make_engine(runner)
-    request = engine.add(None, prompt(20), SamplingParams(n=3, temperature=0, max_tokens=4))
-    run_all(engine)
-    assert runner.passes == [[(0, 0, 8)], [(0, 8, 16)], [(0, 16, 20)], [(1, 19, 20), (2, 19, 20)]]
-    for sample in request.samples:
-        assert sample.token_ids == right(request, 4)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])

@@ -32,6 +32,9 @@ CITY: dict[str, Any] = {
     "additionalProperties": False,
 }
 """A schema that tools and forms of answers are asked for."""
+_DAYS: dict[str, Any] = {"days": {"type": "integer", "minimum": 1, "maximum": 9}}
+WEATHER: dict[str, Any] = CITY | {"properties": CITY["properties"] | _DAYS, "required": ["city", "days"]}
+"""The same with a number."""
 CHANGES = {"vocab_size": VOCAB, "max_position_embeddings": 512, "bos_token_id": 256, "eos_token_id": 257}
 
 

@@ -4,14 +4,10 @@ from typing import Any
 
 import anthropic
 
-SHAPE: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Bern", "Zürich"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
+from kit.serving import WEATHER
+
 TOOLS: list[Any] = [
-    {"name": "weather", "description": "The weather of a city.", "input_schema": SHAPE},
+    {"name": "weather", "description": "The weather of a city.", "input_schema": WEATHER},
     {"name": "now", "input_schema": {"type": "object", "additionalProperties": False}},
 ]
 HI: Any = {"role": "user", "content": "Say héllo 😀"}
@@ -59,7 +55,7 @@ ASKED: list[tuple[dict[str, Any], set[str]]] = [
     ({**FORCED, "tool_choice": {"type": "tool", "name": "weather"}}, {"tool_use"}),
     ({"messages": CALLED, "tools": TOOLS}, {"text", "tool_use"}),
     ({**FORCED, "messages": CALLED, "tool_choice": {"type": "tool", "name": "now"}}, {"tool_use"}),
-    ({"output_config": {"format": {"type": "json_schema", "schema": SHAPE}}, "max_tokens": 200}, {"text"}),
+    ({"output_config": {"format": {"type": "json_schema", "schema": WEATHER}}, "max_tokens": 200}, {"text"}),
     ({"thinking": {"type": "disabled"}}, {"text"}),
 ]
 

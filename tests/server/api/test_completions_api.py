@@ -78,16 +78,6 @@ def test_a_character_of_several_tokens_is_sent_once_and_whole(serving: Serving) 
     assert len([delta for delta in deltas if delta]) > len(text) // 2
 
 
-def test_a_run_of_bytes_that_are_no_character_is_streamed_as_it_comes(serving: Serving) -> None:
-    pieces = serving.llm.tokenizer.pieces
-    broken = next(i for i in range(256) if pieces[i] == b"\xff")
-    body = {**ASKED, "logit_bias": {str(broken): 100}, "max_tokens": 300}
-    deltas = [c["text"] for chunk in serving.events(PATH, body) for c in chunk["choices"]]
-    assert "".join(deltas) == "\ufffd" * 300
-    # Each is certain at once, so none waits for the end.
-    assert all(set(delta) == {"\ufffd"} for delta in deltas)
-
-
 @pytest.mark.parametrize("stop", ["z-", "-", "😀"])
 def test_a_stop_string_holds_back_text_and_ids_alike(serving: Serving, stop: str) -> None:
     text = "xyz-xyz😀end"
@@ -119,14 +109,6 @@ def test_prompt_logprobs_are_the_same_when_the_prompt_is_cached(serving: Serving
     found = [serving.post(PATH, asked).json()["choices"][0]["logprobs"] for _ in range(2)]
     assert found[0] == found[1]
     assert texts(serving, **body) == texts(serving, **body, cache_salt="another")
-
-
-def test_seeds_hold_beside_requests_without_one(serving: Serving) -> None:
-    asked = {"seed": 7, "temperature": 1.0, "max_tokens": 20}
-    alone = texts(serving, **asked)
-    assert texts(serving, **asked, prompt=["ab", "xy"])[0] == alone[0]
-    assert texts(serving, temperature=1.0, max_tokens=20, n=3) != texts(serving, temperature=1.0, max_tokens=20, n=3)
-    assert texts(serving, **asked) == alone
 
 
 @pytest.mark.parametrize(

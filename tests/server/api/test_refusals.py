@@ -116,8 +116,6 @@ def test_effort_and_verbosity_are_the_template_s_to_read(plain: Serving) -> None
         ("/v1/chat/completions", {"messages": USER, "tool_choice": {"type": "function", "name": "f"}},
          "unknown field tool_choice.name:"),
         ("/v1/chat/completions", {"messages": USER, "stream_options": {"str": 1}}, "unknown field stream_options.str:"),
-        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-         "input.0.message.content.0.type: Input should be 'input_text'"),
         ("/detokenize", {"tokens": [1, 300, 260]}, "tokens: 300; allowed: 0..259"),
     ],
 )  # fmt: skip

@@ -6,18 +6,12 @@ from typing import Any
 
 import pytest
 
-from kit.serving import Serving
+from kit.serving import WEATHER, Serving
 
 jsonschema: Any = pytest.importorskip("jsonschema")
 
 PATH = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]
-WEATHER: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Bern", "Zürich"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "weather", "description": "Weather.", "parameters": WEATHER}},
     # Otherwise it takes any object, and a random model writes a long one.
