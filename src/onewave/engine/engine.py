@@ -48,8 +48,8 @@ from onewave.memory.staging import Staging
 from onewave.models.batch import StepRows
 from onewave.ops.sampling import rows_without_numbers, stream_key, token_logprobs
 
-# How long Python is left to readers of first tokens: about what a server's first event takes. A device has a step to run
-# meanwhile.
+# How long Python is left to readers of first tokens: about what a server's first event takes. A device has a step to
+# run meanwhile.
 _FIRST_TOKENS_SECONDS = 250e-6
 
 
