@@ -350,7 +350,7 @@ class Wave:
             self._raise_if_stalled(state)
 
     def _raise_if_stalled(self, state: LaunchState) -> None:
-        if not int(state.host[0]):
+        if not state.stalled:
             return
         torch.cuda.synchronize(self.device)
         addresses = (state.exchange.data_ptr(), state.counters.data_ptr())

@@ -25,6 +25,14 @@ class LaunchState:
     watch: Tensor
     host: Tensor
 
+    def __post_init__(self) -> None:
+        self._stalled = self.host.numpy()
+
+    @property
+    def stalled(self) -> bool:
+        """Whether a launch has stalled, as far as the host knows. Asked at each step, in a tenth of a tensor's time."""
+        return self._stalled.item(0) != 0
+
     @classmethod
     def made(cls, program: WaveProgram, budget: int, device: torch.device) -> "LaunchState":
         """Allocate buffers for launches of a program."""
