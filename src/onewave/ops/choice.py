@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -70,6 +70,7 @@ class Call:
     """
 
     described: Device | None
+    __match_args__: ClassVar[tuple[str, ...]]
 
     @classmethod
     def of(cls, **fields: Any) -> Self:
@@ -83,8 +84,8 @@ class Call:
 
     @property
     def first(self) -> Tensor:
-        """The tensor whose device counts."""
-        raise NotImplementedError
+        """The tensor whose device counts: the first field."""
+        return getattr(self, self.__match_args__[0])
 
     @property
     def device(self) -> Device:

@@ -29,10 +29,6 @@ class RowCall(Call):
     described: Device | None = None
 
     @property
-    def first(self) -> Tensor:
-        return self.x
-
-    @property
     def num_rows(self) -> int:
         """Rows of x."""
         return self.x.shape[:-1].numel()

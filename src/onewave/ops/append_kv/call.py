@@ -47,10 +47,6 @@ class AppendCall(Call):
     described: Device | None = None
 
     @property
-    def first(self) -> Tensor:
-        return self.qkv
-
-    @property
     def flat(self) -> tuple[Any, ...]:
         """The registered operator's arguments, in SCHEMA's order; AppendCall(*flat) goes back."""
         return (

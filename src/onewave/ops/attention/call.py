@@ -73,11 +73,6 @@ class AttentionCall(Call):
         return "attention" if self.packed is None else "attention_varlen"
 
     @property
-    def first(self) -> Tensor:
-        """The queries."""
-        return self.q
-
-    @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """All inputs."""
         packed = self.packed

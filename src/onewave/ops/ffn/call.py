@@ -33,10 +33,6 @@ class FFNCall(Call):
     described: Device | None = None
 
     @property
-    def first(self) -> Tensor:
-        return self.x
-
-    @property
     def weights(self) -> tuple[Tensor, ...]:
         """The matrices that there are."""
         up, down, gate = self.w_up, self.w_down, self.w_gate

@@ -44,10 +44,6 @@ class LinearCall(Call):
     tiles: tuple[int, int, int] | None = None
     described: Device | None = None
 
-    @property
-    def first(self) -> Tensor:
-        return self.x
-
 
 @dataclass(frozen=True)
 class RowsChoice(Counted, Choice):

@@ -46,10 +46,6 @@ class MaskedCall(Call):
     described: Device | None = None
 
     @property
-    def first(self) -> Tensor:
-        return self.qkv
-
-    @property
     def num_heads(self) -> int:
         """Query heads."""
         return self.qkv.shape[1] - 2 * self.cache_v.shape[1]

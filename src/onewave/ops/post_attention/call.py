@@ -91,10 +91,6 @@ class PostAttentionCall(Call):
     described: Device | None = None
 
     @property
-    def first(self) -> Tensor:
-        return self.attended
-
-    @property
     def dtype(self) -> torch.dtype:
         return self.attended.dtype
 

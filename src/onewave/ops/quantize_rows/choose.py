@@ -29,10 +29,6 @@ class QuantizeCall(Call):
     described: Device | None = None
 
     @property
-    def first(self) -> Tensor:
-        return self.x
-
-    @property
     def cols(self) -> int:
         """Columns of the codes."""
         return self.x.shape[1] // (1 + self.swiglu)

@@ -67,10 +67,6 @@ class ScaledCall(Call):
     described: Device | None = None
 
     @property
-    def first(self) -> Tensor:
-        return self.x
-
-    @property
     def name(self) -> str:
         """The operator's."""
         return NAMES[self.x.dtype]
