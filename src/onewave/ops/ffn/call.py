@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,12 +42,6 @@ class FFNCall(Call):
         """(hidden, intermediate, out, gated)."""
         inner, hidden = self.w_up.shape
         return hidden, inner, self.w_down.shape[0], self.w_gate is not None
-
-    @property
-    def flat(self) -> tuple[Any, ...]:
-        """The registered operator's arguments behind x; FFNCall(x, *flat) goes back."""
-        weights = (self.w_up, self.w_down, self.w_gate)
-        return (*weights, self.activation, self.order, self.policy, self.backend)
 
 
 @lru_cache
