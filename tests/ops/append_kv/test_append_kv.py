@@ -1,4 +1,4 @@
-"""append_kv on every cache layout against a loop over single numbers: the reference, and the kernel."""
+"""append_kv on every cache layout against a loop over single numbers: the reference, the kernel, the CPU's loops."""
 
 import math
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ NAN = float("nan")
 
 
 def run(engine: str, *args: Any, rotary_style: str = "neox", **options: Any) -> Tensor:
-    name = "reference" if engine == "reference" else "triton_impl"
+    name = {"reference": "reference", "kernel": "triton_impl", "loops": "numba_impl"}[engine]
     options = {"bias": None, "q_norm": None, "k_norm": None, "eps": 1e-6, **options}
     call = AppendCall(*args, interleaved=rotary_style == "interleaved", **options, described=Device((8, 9), 1))
     return op.load("append_kv", name).run(call, choose(call))
@@ -180,7 +180,8 @@ def check(
     rotary = torch.cat((angles.cos(), angles.sin()), 1) if rotary_dim else None
     k_cache, v_cache, table = layout.caches(3, kv_heads, 12, dim, dtype)
     slots, positions = (torch.tensor(x, device=DEVICE) for x in (SLOTS, POSITIONS))
-    q = run(engine, qkv, rotary, k_cache, v_cache, slots, positions, num_heads=num_heads, block_table=table, **options)
+    places = qkv.clone(), rotary, k_cache, v_cache, slots, positions
+    q = run(engine, *places, num_heads=num_heads, block_table=table, **options)
     right = appended(qkv, rotary, kv_heads, num_heads, dim, options)
     tolerance = (
         {"atol": 1e-6, "rtol": 2 * torch.finfo(dtype).eps}
@@ -225,6 +226,18 @@ def test_every_layout_and_both_rotations_equal_the_loop(engine, layout, dtype, s
 def test_any_heads_and_partial_rotation_with_norms(engine, heads, rotary_dim, style):
     norms = {name: randn(heads[2], seed=5, dtype=DTYPES[0]) for name in ("q_norm", "k_norm")}
     check(engine, LAYOUTS["plain"], DTYPES[0], heads, rotary_dim, rotary_style=style, **norms)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="of a CPU")
+@pytest.mark.parametrize(
+    ("heads", "rotary_dim"), [((9, 3, 80), 80), ((3, 1, 16), 8), ((4, 2, 20), 6), ((2, 1, 4), 4), ((2, 2, 2), 2)]
+)
+@pytest.mark.parametrize("extras", [False, True])
+def test_the_loops_of_a_cpu_take_any_heads_and_partial_rotation(heads, rotary_dim, extras):
+    num_heads, kv_heads, dim = heads
+    lengths = {"bias": (num_heads + 2 * kv_heads) * dim, "q_norm": dim, "k_norm": dim} if extras else {}
+    given = {name: randn(length, seed=seed) for seed, (name, length) in enumerate(lengths.items(), 4)}
+    check("loops", LAYOUTS["plain"], torch.float32, heads, rotary_dim, **given)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

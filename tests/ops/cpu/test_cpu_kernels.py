@@ -7,8 +7,6 @@ from torch import Tensor
 
 from kit.operands.random import randn
 from kit.processes import python
-from onewave.ops.append_kv import append_kv
-from onewave.ops.append_kv import reference as append_kv_reference
 from onewave.ops.decode_attention import decode_attention
 from onewave.ops.decode_attention import reference as decode_reference
 from onewave.ops.rms_norm import add_rms_norm, rms_norm
@@ -56,33 +54,6 @@ def test_swiglu(rows: int, width: int) -> None:
     gate_up = 10 * randn(rows, 2 * width)
     gate, up = gate_up.double().chunk(2, -1)
     assert_close(swiglu(gate_up), torch.nn.functional.silu(gate) * up, swiglu_reference.swiglu(gate_up))
-
-
-@pytest.mark.parametrize("tokens", [1, 3])
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "rotary_dim"),
-    [(9, 3, 80, 80), (3, 1, 16, 8), (4, 2, 20, 6), (2, 1, 4, 4), (2, 2, 2, 2)],
-)
-@pytest.mark.parametrize("extras", [False, True])
-def test_append_kv(tokens: int, heads: int, kv_heads: int, head_dim: int, rotary_dim: int, extras: bool) -> None:
-    width = (heads + 2 * kv_heads) * head_dim
-    angles = randn(tokens, rotary_dim // 2, seed=3)
-    rotary = torch.cat((angles.cos(), angles.sin()), dim=1)
-    vectors = {"bias": randn(width, seed=4), "q_norm": randn(head_dim, seed=5), "k_norm": randn(head_dim, seed=6)}
-    qkv = randn(tokens, width)
-    slots, positions = torch.tensor([2, 0, 2])[:tokens], torch.tensor([6, 0, 5])[:tokens]
-
-    def run(function, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        # NaN marks every cache element that must stay untouched.
-        caches = [torch.full((3, kv_heads, 7, head_dim), float("nan"), dtype=dtype) for _ in "kv"]
-        given = {name: vector.to(dtype) for name, vector in vectors.items()} if extras else {}
-        q = function(qkv.to(dtype, copy=True), rotary, *caches, slots, positions, num_heads=heads, **given)
-        return q, *caches
-
-    exact, baseline = (run(append_kv_reference.append_kv, dtype) for dtype in (torch.float64, torch.float32))
-    for out, right, plain in zip(run(append_kv, torch.float32), exact, baseline, strict=True):
-        assert torch.equal(out.isnan(), right.isnan())
-        assert_close(out.nan_to_num(), right.nan_to_num(), plain.nan_to_num())
 
 
 @pytest.mark.parametrize(
