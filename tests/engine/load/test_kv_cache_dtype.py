@@ -1,6 +1,5 @@
 """Keys and values in 8 bits through the model and the engine, on a CPU."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.crowd import alone, ragged, runner_of, together
 from kit.lanes import slow
-from kit.models.tiny_decoders import BASE, in_float32, random_model
 from kit.models.tiny_models import config_of, our_logits, ours, relative_error, save_checkpoint, tokens
 from onewave import LLM, SamplingParams
 from onewave.base.errors import UnsupportedError
 from onewave.engine.load.kv_format import measured_scales
-from onewave.memory import kv_cache
 from onewave.memory.kv_cache import KVFormat
 from onewave.models import llama
 from onewave.models.llama import Llama
@@ -67,20 +63,6 @@ def test_logits_are_those_of_rounded_keys_and_values(
     found = our_logits(model, ids, CHUNKS)
     assert relative_error(found, expected) <= 2e-3
     assert 4e-3 < relative_error(found, unrounded) <= (0.03 if dtype is INT8 else 0.1)
-
-
-@pytest.mark.parametrize("dtype", [INT8, slow(FP8)])
-def test_requests_under_load_get_the_tokens_that_each_gets_alone(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kv_cache, "CPU_BLOCK_SIZE", 4)  # much happens in few tokens
-    model = in_float32(random_model(replace(BASE, num_layers=1, layer_windows=(None,), max_position=48)))
-    model.kv_format = in_8_bits(model, dtype)
-    asked = ragged(40, vocab_size=131, block_size=4, max_new=14)
-    found, counts = together(runner_of(model, blocks=12, tokens=16), asked)
-    assert min(counts[what] for what in ("preempted", "cached", "chunks", "copies")) > 2, counts
-    for one, same in zip(found, alone(runner_of(model, tokens=2048), asked), strict=True):
-        assert [s.token_ids for s in one.samples] == [s.token_ids for s in same.samples]
 
 
 @pytest.mark.parametrize("name", ["fp8", slow("int8")])
