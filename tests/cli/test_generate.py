@@ -168,8 +168,11 @@ def test_stats_go_to_stderr(run):
     assert "tokens/s" not in done.out
 
 
-def test_a_reader_that_leaves_ends_it_quietly(tiny_model):
-    command = [sys.executable, "-m", "onewave", "generate", "Hello", "--model", str(tiny_model), "--max-tokens", "60"]
+@pytest.mark.parametrize(
+    "words", ["generate Hello --max-tokens 60 --model MODEL", "tiles search gemm 512 512 512 --cache-panels 4"]
+)
+def test_a_reader_that_leaves_ends_text_and_tables_quietly(tiny_model, words):
+    command = [sys.executable, "-m", "onewave", *words.replace("MODEL", str(tiny_model)).split()]
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, "wb") as closed:

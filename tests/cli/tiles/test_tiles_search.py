@@ -1,9 +1,6 @@
 """onewave tiles search, as a person runs it."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 
 import pytest
@@ -143,15 +140,6 @@ def test_a_chain_of_too_many_blocks_is_counted_but_not_simulated(onewave):
 )
 def test_bad_input_to_related_searches_gets_one_clear_line(onewave, arguments, words):
     assert words in onewave("tiles", *arguments).error()
-
-
-def test_a_table_into_a_closed_pipe_ends_as_other_output_does():
-    command = [sys.executable, "-m", "onewave", *SEARCH, *GRID, "--cache-panels", "4"]
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    with os.fdopen(write_end, "wb") as closed:
-        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_search_decode_writes_plans_and_refuses_the_other_programs_options(onewave, tmp_path):
