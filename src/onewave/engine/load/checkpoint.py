@@ -56,7 +56,7 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # The smallest number that float16 rounds to infinity: half way from its largest to what would be the next one.
 _HALF_ENDS = 65520.0
 # Beyond this, threads only wait for the same disk.
-_MAX_THREADS = 8
+MAX_THREADS = 8
 # Matrices that are stacked, row below row, into each matrix of a layer.
 _MATRICES = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 
@@ -443,19 +443,26 @@ def _half_split_rows(config: ModelConfig, num_heads: int) -> NDArray[np.int64]:
     return (np.arange(num_heads)[:, None] * head_dim + head).reshape(-1).astype(np.int64)
 
 
+@contextmanager
+def building(threads: int = MAX_THREADS) -> Generator[ThreadPoolExecutor]:
+    """Threads that build parts; where one fails, those that have not begun never do."""
+    with ThreadPoolExecutor(threads, thread_name_prefix="load") as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
 def _build(parts: ModelParts, config: ModelConfig, *, progress: bool) -> LlamaWeights:
     """Build everything in parallel; the first failure stops the rest."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with ThreadPoolExecutor(min(_MAX_THREADS, max(2, cores)), thread_name_prefix="load") as pool:
+    with building(min(MAX_THREADS, max(2, cores))) as pool:
         # The tables are the largest pieces: first, so that no thread is left alone with one at the end.
         tables = pool.submit(parts.tables)
         layers = [pool.submit(parts.layer, index) for index in range(config.num_layers)]
         norm = pool.submit(parts.norm)
-        try:
-            _wait([tables, *layers, norm], progress=progress)
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        _wait([tables, *layers, norm], progress=progress)
         embedding, head = tables.result()
         return LlamaWeights(embedding, tuple(layer.result() for layer in layers), norm.result(), head)
 

@@ -7,7 +7,7 @@ the one that takes the fewest bytes. Norms' gains stay apart, because they would
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from onewave.base.errors import OutOfReachError, UnsupportedError
 from onewave.base.group_rounding import GroupedRows, held_rows, stacked_rows
 from onewave.base.grouped import Code, Codes, Floats, GroupedMatrix, GroupFormat, GroupNumbers, Offset
 from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, SIX_BITS, MixedFormat, mixed, times_as_wide
-from onewave.engine.load.checkpoint import PLAIN_TYPES, ModelParts
+from onewave.engine.load.checkpoint import MAX_THREADS, PLAIN_TYPES, ModelParts, building
 from onewave.engine.load.streamed import layer_matrices
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import MATRICES, LayerWeights, Llama, LlamaWeights, Table, plain
@@ -31,8 +31,6 @@ _KINDS = (
     mixed(NIBBLES[128, False], {}, floats=True),
 )
 """Candidate formats of the quantised groups."""
-# Matrices that are read and unpacked side by side.
-_THREADS = 8
 
 
 def kept_format(parts: ModelParts, config: ModelConfig, *, batch: int) -> MixedFormat | None:
@@ -181,18 +179,14 @@ def _contents(
         return _rows(parts.grouped(index, kind), stream, width, alternate=kind == "gate_up")
 
     pending: deque[tuple[str, Future[Weight | GroupedRows]]] = deque()
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="load") as pool:
-        try:
-            for name in _names(config):
-                pending.append((name, pool.submit(read, name)))
-                if len(pending) > _THREADS:
-                    first, future = pending.popleft()
-                    yield first, future.result()
-            for first, future in pending:
+    with building() as pool:
+        for name in _names(config):
+            pending.append((name, pool.submit(read, name)))
+            if len(pending) > MAX_THREADS:
+                first, future = pending.popleft()
                 yield first, future.result()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        for first, future in pending:
+            yield first, future.result()
 
 
 def _rows(pieces: Sequence[GroupedMatrix], stream: WeightStream, width: int, *, alternate: bool) -> GroupedRows:

@@ -8,7 +8,7 @@ them, in plain operators as in the wave: both compute with the same weights.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from onewave.base.errors import OutOfReachError, UnsupportedError
 from onewave.base.weight_formats import Rounding
-from onewave.engine.load.checkpoint import ModelParts
+from onewave.engine.load.checkpoint import ModelParts, building
 from onewave.engine.load.options import LoadOptions
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.decode_wave import wave_weight
@@ -27,8 +27,6 @@ from onewave.wave.plan.program import WaveProgram
 from onewave.wave.weights.pack import StreamMatrix, Weight, WeightStream
 from onewave.wave.weights.read_back import ReadBack
 
-# Beyond this, threads only wait for the same disk.
-_THREADS = 8
 # Device memory beside what stays there: 1 GiB, less what else a load takes (rotary angles, kernels' room).
 _ROOM_BYTES = (1 << 30) - (192 << 20)
 
@@ -128,18 +126,14 @@ class _Packer:
             self._put(f"{name}{index}", wave_weight(name, plain(future.result(), "one wave"), gain))
             return size
 
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="load") as pool:
-            try:
-                for index, name, size in self._jobs():
-                    while pending and used + size > room:
-                        used -= finish()
-                    pending.append((index, name, size, pool.submit(self._build, index, name)))
-                    used += size
-                while pending:
-                    finish()
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
+        with building() as pool:
+            for index, name, size in self._jobs():
+                while pending and used + size > room:
+                    used -= finish()
+                pending.append((index, name, size, pool.submit(self._build, index, name)))
+                used += size
+            while pending:
+                finish()
         return tuple(self._layer(index, vectors[index], ones) for index in range(config.num_layers))
 
     def _jobs(self) -> Iterator[tuple[int, str, int]]:
