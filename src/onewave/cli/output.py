@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -37,6 +38,14 @@ def show(*parts: Table | str) -> None:
     console = Console(highlight=False, markup=False, emoji=False, width=width)
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, str))
+
+
+def answer(as_json: bool, facts: dict[str, Any], *parts: Table | str) -> None:
+    """Print JSON, or tables and lines for people."""
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        show(*parts)
 
 
 def amount(value: float, unit: str = "bytes") -> str:

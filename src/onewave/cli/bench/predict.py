@@ -9,7 +9,7 @@ import typer
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.cli import options
-from onewave.cli.output import show, write_file
+from onewave.cli.output import answer, write_file
 from onewave.cli.tiles import options as given
 from onewave.cli.tiles.tables import read_trace, timeline_table
 
@@ -78,15 +78,16 @@ def predict(
     made = predict_step(step, known, workers=workers, context=context)
     if trace is not None:
         write_file("--trace", trace, made.to_json())
-    if as_json:
-        facts = {"model": model, "batch_size": batch_size, "predicted_ms": made.makespan * 1e-6}
-        print(json.dumps(facts | {"costs": json.loads(known.to_json())}))
-        return
     from onewave.tiles.sim.timeline import timeline
 
-    print(f"{model}, {batch_size} at once: {made.makespan * 1e-6:.3f} ms predicted")
-    show(timeline_table(timeline(made)))
-    print(f"costs: {known.source or 'fitted'}; {known.memory_bandwidth:,.0f} GB/s")
+    facts = {"model": model, "batch_size": batch_size, "predicted_ms": made.makespan * 1e-6}
+    answer(
+        as_json,
+        facts | {"costs": json.loads(known.to_json())},
+        f"{model}, {batch_size} at once: {made.makespan * 1e-6:.3f} ms predicted",
+        timeline_table(timeline(made)),
+        f"costs: {known.source or 'fitted'}; {known.memory_bandwidth:,.0f} GB/s",
+    )
 
 
 def _check_fit(call: typer.Context, *, fitted: bool, bandwidth: float | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ import typer
 from onewave.base.errors import InvalidArgumentError, UnsupportedError
 from onewave.cli import options
 from onewave.cli.bench.report import numbers, show_progress, show_status
-from onewave.cli.output import amount, percent, show, table, write_file
+from onewave.cli.output import amount, answer, percent, show, table, write_file
 from onewave.cli.tiles import options as given
 
 if TYPE_CHECKING:
@@ -183,12 +182,9 @@ def profile(
     }
     if as_csv is not None:
         write_file("--csv", as_csv, _csv(facts["rows"]))
-    if as_json:
-        print(json.dumps(facts))
-        return
     whole = [_table(title, rows)] if device is None else []
     extra = [_stairs_table(config, stairs)] if stairs else []
-    show(*whole, _ffn_table(facts["ffn"], known), *extra, *told)
+    answer(as_json, facts, *whole, _ffn_table(facts["ffn"], known), *extra, *told)
 
 
 def _device() -> torch.device | None:

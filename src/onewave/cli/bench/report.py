@@ -22,7 +22,7 @@ import typer
 from onewave.base.errors import CapacityError, InvalidArgumentError, OnewaveError, UnsupportedError, shown
 from onewave.base.settings import Settings
 from onewave.cli import options, session
-from onewave.cli.output import show
+from onewave.cli.output import answer
 from onewave.engine.load.stopwatch import phases_told
 
 if TYPE_CHECKING:
@@ -70,10 +70,7 @@ class Results:
     def show(self, facts: dict[str, Any], citations: list[str], *parts: Table | str) -> None:
         """Print JSON with the citations, or tables and lines, the citations last."""
         _clear_status()
-        if self.as_json:
-            print(json.dumps(facts | {"ledger": citations}))
-        else:
-            show(*parts, *citations)
+        answer(self.as_json, facts | {"ledger": citations}, *parts, *citations)
 
 
 class Rows:

@@ -3,7 +3,6 @@
 docs/related.md has an example of each with what it prints.
 """
 
-import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from onewave.base.errors import InvalidArgumentError, check_one_of
 from onewave.cli import options
-from onewave.cli.output import amount, percent, show, table
+from onewave.cli.output import amount, answer, percent, table
 from onewave.cli.tiles import options as given
 from onewave.cli.tiles.programs import Program
 from onewave.tiles.graph.builders import DTYPES, check_sizes, cuts
@@ -44,20 +43,16 @@ def fuse_command(
     """
     policy = given.policy_of(policy)
     plan = plan_fusion(program.build().graph, parse_bytes(cache), policy)
-    if as_json:
-        facts = {"program": program.title, "cache": parse_bytes(cache), "moved_bytes": plan.moved}
-        facts |= {"unfused_bytes": plan.unfused, "all_fused_bytes": plan.fused, "compulsory_bytes": plan.compulsory}
-        groups = [
-            {
-                "operators": list(group.operators),
-                "order": group.traffic.order,
-                "loads_bytes": group.traffic.loads,
-                "stores_bytes": group.traffic.stores,
-            }
-            for group in plan.groups
-        ]
-        print(json.dumps(facts | {"tried": plan.tried, "groups": groups}))
-        return
+    facts: dict[str, Any] = {
+        "program": program.title,
+        "cache": parse_bytes(cache),
+        "moved_bytes": plan.moved,
+        "unfused_bytes": plan.unfused,
+        "all_fused_bytes": plan.fused,
+        "compulsory_bytes": plan.compulsory,
+        "tried": plan.tried,
+        "groups": [],
+    }
     head = table(f"{program.title}, {cache} on chip", "", "")
     head.add_row("best groups", amount(plan.moved))
     head.add_row("each alone", amount(plan.unfused))
@@ -65,9 +60,11 @@ def fuse_command(
     head.add_row("compulsory", amount(plan.compulsory))
     groups = table("groups", "operators", "order", "loads", "stores")
     for group in plan.groups:
-        traffic = group.traffic
-        groups.add_row(" + ".join(group.operators), traffic.order, amount(traffic.loads), amount(traffic.stores))
-    show(head, groups)
+        names, order, loads, stores = group.operators, group.traffic.order, group.traffic.loads, group.traffic.stores
+        groups.add_row(" + ".join(names), order, amount(loads), amount(stores))
+        moved = {"loads_bytes": loads, "stores_bytes": stores}
+        facts["groups"].append({"operators": list(names), "order": order, **moved})
+    answer(as_json, facts, head, groups)
 
 
 def place_command(
@@ -86,11 +83,8 @@ def place_command(
     """
     levels = given.levels_of(level or ["smem=228KiB:private", "L2=50MB"], policies=())
     found = place_intermediates(program.build().graph, levels, workers)
-    if as_json:
-        facts = {"program": program.title, "order": found.order, "tensors": [asdict(each) for each in found.tensors]}
-        facts |= {"traffic_bytes": found.traffic, "unplaced_bytes": found.unplaced, "rest_bytes": found.rest}
-        print(json.dumps(facts))
-        return
+    facts = {"program": program.title, "order": found.order, "tensors": [asdict(each) for each in found.tensors]}
+    facts |= {"traffic_bytes": found.traffic, "unplaced_bytes": found.unplaced, "rest_bytes": found.rest}
     placed = table(f"{program.title}, order {found.order}", "intermediate", "level", "written + read", "peak")
     for each in found.tensors:
         placed.add_row(each.tensor, each.level, amount(each.accessed), amount(each.peak))
@@ -98,7 +92,7 @@ def place_command(
     for name, moved in found.traffic.items():
         traffic.add_row(name, amount(moved))
     traffic.add_row("all of it, unplaced", amount(found.unplaced))
-    show(placed, traffic)
+    answer(as_json, facts, placed, traffic)
 
 
 def sync_command(
@@ -116,12 +110,9 @@ def sync_command(
     """
     plan = grid_syncs(program.build(workers).graph, workers, mapping)
     before = [plan.stages[stage] for stage in plan.barriers]
-    if as_json:
-        facts: dict[str, Any] = {"program": program.title, "mapping": mapping, "workers": workers}
-        facts |= {"stages": list(plan.stages), "boundaries": plan.boundaries, "syncs": len(before), "before": before}
-        facts |= {"inside": list(plan.inside), "busy": plan.busy, "pairs": [asdict(pair) for pair in plan.pairs]}
-        print(json.dumps(facts))
-        return
+    facts: dict[str, Any] = {"program": program.title, "mapping": mapping, "workers": workers}
+    facts |= {"stages": list(plan.stages), "boundaries": plan.boundaries, "syncs": len(before), "before": before}
+    facts |= {"inside": list(plan.inside), "busy": plan.busy, "pairs": [asdict(pair) for pair in plan.pairs]}
     head = table(f"{program.title}, {workers} workers, map {mapping}", "", "")
     head.add_row("operators, boundaries", f"{len(plan.stages)}, {plan.boundaries}")
     head.add_row("grid syncs needed", str(len(before)))
@@ -134,7 +125,7 @@ def sync_command(
         pairs.add_row(pair.producer, pair.consumer, f"{pair.pairs:,}", f"{pair.crossing:,}")
     if len(plan.pairs) > MAX_ROWS:
         pairs.add_row(f"{len(plan.pairs) - MAX_ROWS} more")
-    show(head, pairs)
+    answer(as_json, facts, head, pairs)
 
 
 def reuse_command(
@@ -150,20 +141,19 @@ def reuse_command(
     """
     chosen = order or program.default_order
     found = reuse_report(program.build(workers).graph, chosen, Machine(workers=workers))
-    if as_json:
-        facts: dict[str, Any] = {"program": program.title, "order": chosen, "waves": found.waves}
-        facts |= {
-            "peak_bandwidth_bytes_per_ns": found.peak_bandwidth,
-            "mean_bandwidth_bytes_per_ns": found.mean_bandwidth,
-            "live_peak_bytes": found.live_peak,
-        }
-        parts = ("requested", "distinct", "spatial", "temporal", "later")
-        tensors = [
+    parts = ("requested", "distinct", "spatial", "temporal", "later")
+    facts: dict[str, Any] = {
+        "program": program.title,
+        "order": chosen,
+        "waves": found.waves,
+        "peak_bandwidth_bytes_per_ns": found.peak_bandwidth,
+        "mean_bandwidth_bytes_per_ns": found.mean_bandwidth,
+        "live_peak_bytes": found.live_peak,
+        "tensors": [
             {"tensor": t.tensor, **{f"{part}_bytes": getattr(t, part) for part in parts}, "times_used": t.times}
             for t in found.tensors
-        ]
-        print(json.dumps(facts | {"tensors": tensors}))
-        return
+        ],
+    }
     head = table(f"{program.title}, order {chosen}, {workers} workers", "", "")
     head.add_row("waves", f"{found.waves:,}")
     peak, mean = found.peak_bandwidth / 1000, found.mean_bandwidth / 1000
@@ -175,7 +165,7 @@ def reuse_command(
         rows.add_row(t.tensor, amount(t.requested), amount(t.distinct), f"{t.times:,.1f}", *shares)
     if len(found.tensors) > MAX_ROWS:
         rows.add_row(f"{len(found.tensors) - MAX_ROWS} more")
-    show(head, rows)
+    answer(as_json, facts, head, rows)
 
 
 def chimera_command(
@@ -221,9 +211,6 @@ def chimera_command(
         }
     facts["intermediate_bytes"] = int(2 * m * l_ * itemsize)
     facts["separate_bytes"] = chimera.separate_bytes(whole, capacity, itemsize, inner=inner)
-    if as_json:
-        print(json.dumps(facts))
-        return
     title = f"{facts['program']}, {cache} on chip"
     rows = table(title, "", "order", "block m x l", "k, n", "needs", "predicted", "simulated")
     for label, name in (("closed form", "closed_form"), ("best of all", "best")):
@@ -234,4 +221,4 @@ def chimera_command(
     apart = table("beside", "", "")
     apart.add_row("two launches, each at its best", amount(facts["separate_bytes"]))
     apart.add_row("of that C, written and read once", amount(facts["intermediate_bytes"]))
-    show(rows, apart)
+    answer(as_json, facts, rows, apart)

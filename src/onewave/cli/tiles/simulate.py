@@ -10,7 +10,7 @@ import typer
 
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.cli import options
-from onewave.cli.output import amount, percent, show, table, write_file
+from onewave.cli.output import amount, answer, percent, table, write_file
 from onewave.cli.tiles import options as given
 from onewave.cli.tiles import tables
 from onewave.cli.tiles.programs import Built, Program, by_stage
@@ -128,10 +128,7 @@ def simulate_command(
         if built.step is None or prescribed is None
         else predict_plan(built.step, kept_costs()).makespan * 1e-6,
     }
-    if as_json:
-        print(json.dumps(facts))
-    else:
-        tables.print_simulation(facts)
+    answer(as_json, facts, *tables.simulation_tables(facts))
 
 
 def bounds_command(
@@ -163,18 +160,20 @@ def bounds_command(
         results = {name: _moved(simulate(built.graph, name, machine)) for name in orders}
     best = best_bound(found)
     moved = sorted(results.items(), key=lambda row: row[1])
-    if as_json:
-        rows_of = [{"order": name, "moved": value, "gap": best.gap(value)} for name, value in moved]
-        facts = {"program": program.title, "unit": best.unit, "best": best.name}
-        print(json.dumps(facts | {"bounds": [asdict(bound) for bound in found], "orders": rows_of}))
-        return
+    facts = {
+        "program": program.title,
+        "unit": best.unit,
+        "best": best.name,
+        "bounds": [asdict(bound) for bound in found],
+        "orders": [{"order": name, "moved": value, "gap": best.gap(value)} for name, value in moved],
+    }
     bounds = table(f"lower bounds: {program.title}", "bound", "source", best.unit, "applies", left=2)
     for bound in found:
         bounds.add_row(bound.name, bound.source, amount(bound.value, best.unit), "yes" if bound.applies else "no")
     gaps = table(f"orders, gap to {best.name}", "order", best.unit, "gap")
     for name, value in moved:
         gaps.add_row(name, amount(value, best.unit), percent(best.gap(value)))
-    show(bounds, gaps)
+    answer(as_json, facts, bounds, gaps)
 
 
 def staircase_command(
@@ -203,15 +202,12 @@ def staircase_command(
     machine = Machine(workers, levels=(CacheLevel("L2", parse_bytes(cache or "50MB")),))
     cut = (128, 128, 64) if tile is None else parse_tile(tile)
     stairs = latency_staircase(n, k, sizes, cut, machine=machine, order=order or "row", dtype=dtype)
-    if as_json:
-        print(json.dumps({"n": n, "k": k, "stairs": [asdict(stair) for stair in stairs]}))
-        return
     title = f"C[M,{n}] = A[M,{k}] B[{k},{n}] on {workers} workers"
     rows_of = table(title, "M", "tiles", "waves", "us", "lanes used")
     for stair in stairs:
         counts = (f"{stair.m:,}", f"{stair.tiles:,}", f"{stair.waves:,}")
         rows_of.add_row(*counts, f"{stair.time / 1000:,.2f}", percent(stair.used))
-    show(rows_of)
+    answer(as_json, {"n": n, "k": k, "stairs": [asdict(stair) for stair in stairs]}, rows_of)
 
 
 def _refuse_beside_panels(call: typer.Context, more: tuple[str, ...] = ()) -> None:
@@ -230,14 +226,11 @@ def _simulate_panels(program: Program, order: str, capacity: int, policy: str, a
     bound = best_bound(panel_bounds(rows, cols, capacity))
     facts = {"order": order, "policy": policy, "loads": loads, "bound": int(bound.value), "bound_name": bound.name}
     facts |= {"gap": bound.gap(loads), "strip_snake": strip_snake_loads(rows, cols, capacity)}
-    if as_json:
-        size = {"program": program.title, "rows": rows, "cols": cols, "cache_panels": capacity}
-        print(json.dumps(size | facts))
-        return
     head = table(f"{program.title}: {rows} x {cols} tiles, room for {capacity} panels", "", "")
     for name, value in facts.items():
         head.add_row(name.replace("_", " "), percent(value) if name == "gap" else str(value))
-    show(head)
+    size = {"program": program.title, "rows": rows, "cols": cols, "cache_panels": capacity}
+    answer(as_json, size | facts, head)
 
 
 def _panel_grid(program: Program) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import typer
 
 from onewave.base.errors import VerificationError
 from onewave.base.json_files import in_file
-from onewave.cli.output import amount, percent, read_file, show, table
+from onewave.cli.output import amount, percent, read_file, table
 from onewave.tiles.sim.timeline import Timeline
 from onewave.tiles.sim.trace import Trace
 
@@ -29,8 +29,8 @@ def read_trace(path: Path) -> Trace:
         return Trace.from_json(text)
 
 
-def print_simulation(facts: dict[str, Any]) -> None:
-    """Print what simulate found."""
+def simulation_tables(facts: dict[str, Any]) -> list[Table]:
+    """Tables of what simulate found."""
     idle = facts["idle"]["per_worker_ns"]
     head = table(f"{facts['program']}, order {facts['order']}, {facts['mode']} mode", "", "")
     head.add_row("tasks, lanes, waves", f"{facts['tasks']:,}, {facts['workers']:,}, {facts['waves']:,}")
@@ -58,7 +58,7 @@ def print_simulation(facts: dict[str, Any]) -> None:
             tensors.add_row(f"{level['level']}: {tensor['tensor']}", *counts, *moved)
         if len(largest) > MAX_TENSORS:
             tensors.add_row(f"{level['level']}: {len(largest) - MAX_TENSORS} more")
-    show(head, *([levels, tensors] if facts["levels"] else []), phase_table(facts["phases"]))
+    return [head, *([levels, tensors] if facts["levels"] else []), phase_table(facts["phases"])]
 
 
 def timing(trace: Trace) -> dict[str, Any]:
@@ -91,6 +91,12 @@ def rejected(error: VerificationError, as_json: bool) -> typer.Exit:
     facts = {"ok": False, "kind": error.kind, "witness": error.witness, "message": str(error)}
     print(json.dumps(facts) if as_json else f"rejected: {error}")
     return typer.Exit(1)
+
+
+def verified(message: str, as_json: bool) -> None:
+    """Print that there is a proof."""
+    facts = {"ok": True, "kind": None, "witness": None, "message": f"verified: {message}"}
+    print(json.dumps(facts) if as_json else facts["message"])
 
 
 def timeline_table(found: Timeline) -> Table:

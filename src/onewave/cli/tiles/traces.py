@@ -1,6 +1,5 @@
 """`onewave tiles compare` and `timeline`: what traces say, simulated or measured."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +7,7 @@ from typing import Annotated
 import typer
 
 from onewave.cli import options
-from onewave.cli.output import show, table
+from onewave.cli.output import answer, table
 from onewave.cli.tiles import tables
 from onewave.tiles.sim.timeline import timeline
 from onewave.tiles.sim.trace import compare
@@ -24,16 +23,13 @@ def compare_command(
     Either may be simulated (simulate --trace FILE) or measured on a GPU.
     """
     rows = compare(tables.read_trace(a), tables.read_trace(b))
-    if as_json:
-        print(json.dumps({"a": str(a), "b": str(b), "phases": rows}))
-        return
     columns = ("a tasks", "b tasks", "a busy", "b busy", "b / a", "a waited", "b waited")
     phases = table("a against b", "phase", *columns)
     for row in rows:
         ratio = "-" if row["busy_ratio"] is None else f"{row['busy_ratio']:.3f}"
         times = [f"{row[name]:,.0f}" for name in ("a_busy", "b_busy", "a_waited", "b_waited")]
         phases.add_row(row["phase"], str(row["a_tasks"]), str(row["b_tasks"]), *times[:2], ratio, *times[2:])
-    show(phases)
+    answer(as_json, {"a": str(a), "b": str(b), "phases": rows}, phases)
 
 
 def timeline_command(
@@ -46,7 +42,4 @@ def timeline_command(
     --trace FILE). In a simulated decode step a stage's layers are the times that its phase comes.
     """
     found = timeline(tables.read_trace(trace))
-    if as_json:
-        print(json.dumps(asdict(found)))
-    else:
-        show(tables.timeline_table(found))
+    answer(as_json, asdict(found), tables.timeline_table(found))

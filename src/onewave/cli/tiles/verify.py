@@ -56,11 +56,7 @@ def verify_command(
         raise tables.rejected(error, as_json) from None
     tasks, workers = schedule.program.num_tasks, schedule.num_workers
     by = f"{workers} workers" if schedule.mode.value == "static" else "any number of workers by ticket"
-    message = f"verified: {tasks} tasks on {by}, {proved.num_pairs} conflicting pairs ordered"
-    if as_json:
-        print(json.dumps({"ok": True, "kind": None, "witness": None, "message": message}))
-    else:
-        print(message)
+    tables.verified(f"{tasks} tasks on {by}, {proved.num_pairs} conflicting pairs ordered", as_json)
 
 
 def _verify_plan(text: bytes, file: str, as_json: bool) -> None:
@@ -70,14 +66,9 @@ def _verify_plan(text: bytes, file: str, as_json: bool) -> None:
             proved = prove_plan(find_config(plan.model), plan)
     except VerificationError as error:
         raise tables.rejected(error, as_json) from None
-    message = (
-        f"verified: a step of {plan.model}, {plan.batch} at once, {plan.weights} weights: "
-        f"{len(proved.graph.tasks):,} tasks on {plan.workers} workers, rings of {plan.ring} tiles"
-    )
-    if as_json:
-        print(json.dumps({"ok": True, "kind": None, "witness": None, "message": message}))
-    else:
-        print(message)
+    step = f"a step of {plan.model}, {plan.batch} at once, {plan.weights} weights"
+    tasks = f"{len(proved.graph.tasks):,} tasks on {plan.workers} workers, rings of {plan.ring} tiles"
+    tables.verified(f"{step}: {tasks}", as_json)
 
 
 def interpret_command(
