@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kit.serving.blocks import check_pool, is_shared
+from kit.serving.blocks import check_pool, is_shared, references
 from onewave.base.errors import InvalidArgumentError
 from onewave.memory.block_pool import (
     AllBlocksCleared,
@@ -100,7 +100,7 @@ class Machine(RuleBasedStateMachine):
         check_pool(self.pool)
         assert self.told == self.known
         for block in range(BLOCKS):
-            assert self.pool.references(block) == self.count(block)
+            assert references(self.pool, block) == self.count(block)
             assert is_shared(self.pool, block) == (self.count(block) > 1 or block in self.known.values())
         assert self.pool.num_free == sum(self.count(block) == 0 for block in range(BLOCKS))
 

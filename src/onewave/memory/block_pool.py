@@ -111,15 +111,6 @@ class BlockPool:
         """Blocks that `take` can give: fresh and cached ones."""
         return len(self._fresh) + len(self._cached)
 
-    @property
-    def num_cached(self) -> int:
-        """Free blocks whose content is known."""
-        return len(self._cached)
-
-    def references(self, block: int) -> int:
-        """Return how many sequences hold a block."""
-        return self._references[block]
-
     def take(self, count: int) -> list[int] | None:
         """Return free blocks, held once from now on. Where there are too few: None, and nothing changes."""
         fresh, cached, references = self._fresh, self._cached, self._references

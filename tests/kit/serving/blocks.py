@@ -14,6 +14,11 @@ def check_pool(pool: BlockPool) -> None:
     assert all(pool._keys[block] is not None for block in pool._cached), "a cached block without a key"
 
 
+def references(pool: BlockPool, block: int) -> int:
+    """How many sequences hold a block."""
+    return pool._references[block]
+
+
 def is_shared(pool: BlockPool, block: int) -> bool:
     """Whether a block must be copied before it is written: others hold it too, or can find it by its key."""
-    return pool.references(block) > 1 or pool._keys[block] is not None
+    return references(pool, block) > 1 or pool._keys[block] is not None
