@@ -48,6 +48,17 @@ def send(page: Any, place: str, trace: Trace | bytes, name: str = "measured.json
     page.locator(f"#file-{place}").set_input_files({"name": name, "mimeType": "application/json", "buffer": body})
 
 
+def open_traces(open_page: Any, **options: Any) -> Any:
+    page = open_page(SMALL_TRACE, **options)
+    page.locator("#view-traces .figures b").first.wait_for()
+    return page
+
+
+def show(page: Any, trace: Trace) -> None:
+    send(page, "a", trace)
+    page.locator("#view-traces .figures b", has_text=f"{len(trace):,}").wait_for()
+
+
 def test_chains_show_what_every_tile_does_at_every_moment(open_page):
     page = open_page("chains?program=gemms&rows=3&cols=3&inner=4&workers=5&a=sequential.none&b=critical-path.tile")
     wanted = {"rows": 3, "cols": 3, "inner": 4, "workers": 5, "cache": 24}
@@ -154,10 +165,8 @@ PAINT = """async (zoomed) => {
 
 
 def open_many(open_page: Any) -> tuple[Any, Trace]:
-    page, trace = open_page(SMALL_TRACE), made_trace(20_000, 132)
-    page.locator("#view-traces .figures b").first.wait_for()
-    send(page, "a", trace)
-    page.locator("#view-traces .figures b", has_text="20,000").wait_for()
+    page, trace = open_traces(open_page), made_trace(20_000, 132)
+    show(page, trace)
     return page, trace
 
 
@@ -181,10 +190,8 @@ def test_a_trace_of_20_000_tasks_scrolls_at_30_frames_a_second_or_more(open_page
 
 def test_a_task_tells_when_it_waited_and_ran(open_page):
     trace = made_trace(40, 4)
-    page = open_page(SMALL_TRACE)
-    page.locator("#view-traces .figures b").first.wait_for()
-    send(page, "a", trace)
-    page.locator("#view-traces .figures b", has_text="40").wait_for()
+    page = open_traces(open_page)
+    show(page, trace)
     page.locator('canvas[aria-label^="Trace A"]').focus()
     for _ in range(3):
         page.keyboard.press("n")
@@ -198,10 +205,8 @@ def test_a_task_tells_when_it_waited_and_ran(open_page):
 
 
 def test_fingers_move_zoom_and_choose(open_page):
-    page = open_page(SMALL_TRACE, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
-    page.locator("#view-traces .figures b").first.wait_for()
-    send(page, "a", made_trace(400, 4))
-    page.locator("#view-traces .figures b", has_text="400").wait_for()
+    page = open_traces(open_page, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    show(page, made_trace(400, 4))
     timeline = page.locator('canvas[aria-label^="Trace A"]')
     timeline.scroll_into_view_if_needed()
     y = timeline.bounding_box()["y"] + 60
@@ -232,10 +237,8 @@ def test_fingers_move_zoom_and_choose(open_page):
 
 
 def test_two_traces_are_shown_with_their_difference(open_page):
-    page = open_page(SMALL_TRACE)
-    page.locator("#view-traces .figures b").first.wait_for()
-    send(page, "a", made_trace(60, 4))
-    page.locator("#view-traces .figures b", has_text="60").wait_for()
+    page = open_traces(open_page)
+    show(page, made_trace(60, 4))
     send(page, "b", made_trace(60, 4, slower=3.0))
     total = page.locator('[aria-label="Differences"] tr', has_text="total")
     total.wait_for()
@@ -249,8 +252,7 @@ def test_two_traces_are_shown_with_their_difference(open_page):
 
 
 def test_a_trace_is_saved_for_perfetto(open_page, tmp_path: Path):
-    page = open_page(SMALL_TRACE)
-    page.locator("#view-traces .figures b").first.wait_for()
+    page = open_traces(open_page)
     with page.expect_download() as download:
         page.locator("#perfetto").click()
     saved = tmp_path / "trace.json"
@@ -260,8 +262,7 @@ def test_a_trace_is_saved_for_perfetto(open_page, tmp_path: Path):
 
 
 def test_a_file_that_is_no_trace_gets_a_clear_message_and_changes_nothing(open_page):
-    page = open_page(SMALL_TRACE)
-    page.locator("#view-traces .figures b").first.wait_for()
+    page = open_traces(open_page)
     before = text(page, "#view-traces .figures")
     small = made_trace(4, 2).to_json()
     for body, said in (
@@ -282,8 +283,7 @@ def test_a_file_that_is_no_trace_gets_a_clear_message_and_changes_nothing(open_p
 
 
 def test_a_name_in_a_trace_is_text_and_never_markup(open_page):
-    page = open_page(SMALL_TRACE)
-    page.locator("#view-traces .figures b").first.wait_for()
+    page = open_traces(open_page)
     evil = made_trace(6, 2).to_json().replace("gemm", "<img src=x onerror=document.title=1>")
     send(page, "a", evil.encode())
     page.locator("#view-traces .figures b", has_text="6").first.wait_for()
@@ -292,8 +292,7 @@ def test_a_name_in_a_trace_is_text_and_never_markup(open_page):
 
 
 def test_sizes_that_would_take_too_long_are_refused_in_words(open_page):
-    page = open_page(SMALL_TRACE)
-    page.locator("#view-traces .figures b").first.wait_for()
+    page = open_traces(open_page)
     page.locator("[name=sizes]").fill("1000000000,1")
     page.locator("#simulate").click()
     page.locator("#message.error", has_text="sizes").wait_for()
@@ -305,8 +304,7 @@ def test_a_view_whose_first_question_failed_still_answers(open_page):
     for name in ("#fit", "#zoom-in", "#perfetto"):
         page.locator(name).click()
         page.locator("#message.error", has_text="open a trace first").wait_for()
-    send(page, "a", made_trace(30, 3))
-    page.locator("#view-traces .figures b", has_text="30").wait_for()
+    show(page, made_trace(30, 3))
 
 
 def test_all_orders_stand_in_one_chart_with_the_bound(open_page):
