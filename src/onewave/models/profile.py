@@ -12,7 +12,7 @@ from onewave.base.gpus import GPU
 from onewave.base.weight_formats import WeightFormat
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama_plan import DecodeStep, unsupported_because
-from onewave.models.wave_prediction import WaveCosts, kept_costs, predict_step
+from onewave.models.wave_prediction import kept_costs, predict_step
 from onewave.tiles.sim.energy import energy_mj
 from onewave.tiles.sim.fit import stage_spans
 
@@ -143,7 +143,7 @@ def _attention(config: ModelConfig, phase: str, rows: int, context: int) -> Part
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predict parts of one model on one GPU. weight_format: of the wave's stream. costs: of the wave.
+    """Predict parts of one model on one GPU. weight_format: of the wave's stream.
 
     A decode step that does not run as one wave is predicted as a CUDA graph of operators, which reads 16 bits a weight.
     """
@@ -151,7 +151,6 @@ class Predictor:
     config: ModelConfig
     gpu: GPU
     weight_format: WeightFormat | None = None
-    costs: WaveCosts | None = None
 
     def runs_as_wave(self, phase: str, rows: int) -> bool:
         """Whether a pass is one wave's step."""
@@ -195,7 +194,7 @@ class Predictor:
 
     def _wave(self, rows: int, context: int) -> dict[str, float]:
         gpu = self.gpu
-        costs = self.costs or kept_costs()
+        costs = kept_costs()
         costs = replace(costs, memory_bandwidth=costs.memory_bandwidth * gpu.bandwidth / 4800)
         made = predict_step(self._step(rows), costs, workers=gpu.sms, context=context)
         return stage_seconds(stage_spans(made), self.config, made.makespan * 1e-9)

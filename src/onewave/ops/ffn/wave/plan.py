@@ -171,10 +171,11 @@ def _operations(sizes: FFNSizes, shape: TileShape, order: str, stages: tuple[str
     up_rows = sizes.intermediate * (2 if sizes.gated else 1)
     up_slices = fitting_slices(sizes.hidden, shape)
     if order == "half_row":  # whose halves are whole slices
+        if sizes.intermediate <= shape.cols:
+            got, allowed = f"intermediate size {sizes.intermediate}", f"more than {shape.cols} columns"
+            raise UnsupportedError(f"ffn: order {order}", got=got, allowed=allowed, next="Use row.")
         down_slices = fitting_slices(sizes.intermediate, shape)
         down_slices += down_slices % 2
-        _check_tiles(order, sizes.intermediate, shape, 2)
-        down_slices = max(2, down_slices)
     elif order == "sm_local":
         if up_slices > 1:
             raise UnsupportedError("ffn: order sm_local", got=f"{sizes.rows} rows of {sizes.hidden}", next="Use row.")
@@ -211,12 +212,6 @@ def workers_for(sizes: FFNSizes, *, order: str, available: int, compact: bool = 
     operations = _operations(sizes, shape, order, ("up", "down"))
     units = [each.rows // shape.rows * each.slices for each in operations.values() if each.weight is not None]
     return fewest_workers(units, available)
-
-
-def _check_tiles(order: str, cols: int, shape: TileShape, least: int) -> None:
-    if -(-cols // shape.cols) < least:
-        allowed = f"more than {shape.cols} columns"
-        raise UnsupportedError(f"ffn: order {order}", got=f"intermediate size {cols}", allowed=allowed, next="Use row.")
 
 
 def _stage(
