@@ -74,7 +74,7 @@ def _described(
         shape = [RAGGED_ANY, RAGGED_ANY, shape[1], _RAGGED_END, shape[3]]
         strides = [(1 << 34) - row, row, strides[1], row, 1]
     rank = len(shape)
-    layout = _layout(rank, 8 * dtype.itemsize)
+    layout = _layout(rank, 8 * dtype.itemsize, min(128, dtype.itemsize * columns))
     stand_in = torch.empty(1, dtype=dtype, device="cpu")
     return TensorDescriptor(stand_in, shape, strides, [1] * (rank - 2) + [rows, columns], layout)
 

@@ -86,6 +86,10 @@ def test_masks_queries_and_splits_have_the_triton_kernels_bits(shape: dict[str, 
         (torch.float8_e4m3fn, torch.bfloat16, 128, ODD),
         (torch.float8_e4m3fn, torch.float16, 128, [4096] * 100),
         (torch.float8_e4m3fn, torch.bfloat16, 96, [4096]),
+        (torch.int8, torch.bfloat16, 64, ODD),
+        (torch.int8, torch.float16, 48, [4096]),
+        (torch.float8_e4m3fn, torch.bfloat16, 64, RAGGED),
+        (torch.float8_e4m3fn, torch.float16, 64, [4096] * 100),
     ],
 )
 def test_a_cache_in_8_bits_has_the_triton_kernels_bits(
@@ -98,8 +102,9 @@ def test_a_cache_in_8_bits_has_the_triton_kernels_bits(
     check(q, k, v, seq_lens, scale=0.001, window=300)
 
 
-def test_a_nan_in_8_bits_stays_one() -> None:
-    q, k, v, lengths = operands([130])
+@pytest.mark.parametrize("dim", [128, 64])
+def test_a_nan_in_8_bits_stays_one(dim: int) -> None:
+    q, k, v, lengths = operands([130], dim=dim)
     k, v = (torch.zeros(each.shape, device="cuda").to(torch.float8_e4m3fn) for each in (k, v))
     v.view(torch.uint8)[0, 3, 129, 5] = 0x7F
     for backend in ("triton", "gluon"):
@@ -114,16 +119,18 @@ def test_of_a_rows_splits_all_but_the_last_may_be_empty(length: int, window: int
 
 
 @pytest.mark.values
-@pytest.mark.parametrize("dim", [128, 64])
+@pytest.mark.parametrize(("dim", "cache"), [(128, None), (64, None), (64, torch.float8_e4m3fn)])
 @pytest.mark.parametrize("size", [8, 16, 64, 256, 512])
-def test_pages_have_the_bits_of_rows_in_one_piece(size: int, dim: int) -> None:
+def test_pages_have_the_bits_of_rows_in_one_piece(size: int, dim: int, cache: torch.dtype | None) -> None:
     lengths = [300, 400, 1, 77, 0, 255, 256, 257]
     q, k, v, seq_lens = operands(lengths, dim=dim, capacity=512)
     blocks = 512 // size
     table = torch.randperm(len(lengths) * blocks, device="cuda").view(len(lengths), blocks).to(torch.int32)
     paged = [torch.full((table.numel() + 1, 8, size, dim), float("nan"), dtype=k.dtype, device="cuda") for _ in "kv"]
-    for pages, cache in zip(paged, (k, v), strict=True):
-        pages[table.flatten().long()] = cache.unflatten(2, (blocks, size)).transpose(1, 2).flatten(0, 1)
+    for pages, whole in zip(paged, (k, v), strict=True):
+        pages[table.flatten().long()] = whole.unflatten(2, (blocks, size)).transpose(1, 2).flatten(0, 1)
+    if cache is not None:
+        k, v, paged = k.to(cache), v.to(cache), [pages.to(cache) for pages in paged]
     for row, length in enumerate(lengths):
         table[row, max(1, -(-length // size)) :] = -7  # names no block at all
     for window in (None, 90):

@@ -364,7 +364,7 @@ def _namespace(
             if isinstance(thing, constexpr):
                 space[name] = thing.value
             elif isinstance(thing, ConstexprFunction):
-                number = thing.fn.__annotations__.get("return") == "int"
+                number = thing.fn.__annotations__.get("return") in ("int", int)
                 space[name] = thing.fn if number else lambda *sizes: "rows"
             elif isinstance(thing, type) and issubclass(thing, tuple):
                 space[name] = thing

@@ -57,7 +57,8 @@ class Shared:
     def _cells(self) -> np.ndarray:
         flat = self.raw[0].view(self.item)
         if self.layout == "swizzled 128" and self.shape[:-2] in ((), (1, 1)):
-            across, (rows, columns) = 128 // self.item.itemsize, self.shape[-2:]
+            rows, columns = self.shape[-2:]
+            across = min(128 // self.item.itemsize, columns)
             return flat.reshape(columns // across, rows, across).transpose(1, 0, 2)
         return flat.reshape(self.shape)
 

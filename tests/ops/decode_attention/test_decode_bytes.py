@@ -52,6 +52,8 @@ def in_bytes(dtype: torch.dtype, cache: Tensor) -> Tensor:
         (torch.int8, 128, None, {"k_scale": torch.tensor([0.02, 0.03]), "v_scale": torch.tensor([0.5, 0.01])}),
         (torch.float8_e4m3fn, 96, 64, {"k_scale": torch.tensor([0.02, 0.03]), "v_scale": torch.tensor([0.5, 0.01])}),
         (torch.float8_e4m3fn, 128, 16, {"scale": 0.002, "window": 70}),
+        (torch.float8_e4m3fn, 64, None, {"k_scale": torch.tensor([0.02, 0.03]), "v_scale": torch.tensor([0.5, 0.01])}),
+        (torch.int8, 48, 16, {"scale": 0.002, "window": 70}),
     ],
 )
 def test_a_cache_in_8_bits_is_widened_and_scaled(

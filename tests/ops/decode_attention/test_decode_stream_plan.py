@@ -23,7 +23,8 @@ def test_plain_and_paged_rows_are_taken() -> None:
     assert refusal(CALL, plan(head_dim=64)) is None
     assert refusal(replace(CALL, dtype=torch.float16, kv_dtype=torch.float16), plan(head_dim=80)) is None
     for dtype in (torch.int8, torch.float8_e4m3fn):
-        assert refusal(replace(CALL, kv_dtype=dtype, scaled=True), plan(kv_itemsize=1)) is None
+        for head_dim in (33, 64, 65, 128):
+            assert refusal(replace(CALL, kv_dtype=dtype, scaled=True), plan(kv_itemsize=1, head_dim=head_dim)) is None
     for size in (8, 16, 32, 64, 128, 256):
         assert refusal(replace(CALL, block_size=size, paged=True), plan()) is None
 
@@ -34,11 +35,10 @@ def test_plain_and_paged_rows_are_taken() -> None:
         ({"capability": (8, 0)}, {}, "sm_80: needs sm_90"),
         ({"capability": (10, 0)}, {}, "sm_100: needs sm_90"),
         ({"kv_dtype": torch.float16}, {}, "a cache in float16"),
-        ({"kv_dtype": torch.int8}, {"kv_itemsize": 1, "head_dim": 64}, "head_dim padded to 64: needs 65 to 128"),
         ({"packed": True}, {}, "packed keys"),
         ({"scaled": True}, {}, "scales of keys and values in 16 bits"),
         ({}, {"head_dim": 256}, "head_dim padded to 256"),
-        ({}, {"head_dim": 32}, "head_dim padded to 32"),
+        ({}, {"head_dim": 32}, "head_dim padded to 32: needs 33 to 128"),
         ({}, {"num_queries": 4}, "16 query rows a KV head"),
         ({"paged": True, "block_size": 24}, {}, "pages of 24"),
         ({"paged": True, "block_size": 4}, {}, "pages of 4"),
@@ -83,10 +83,10 @@ def test_explain_names_the_kernel_or_why_it_is_another() -> None:
     assert "stream_kernel" in taken.kernel
     in_bytes = explain("decode_attention", *shapes, device="cuda:sm_90", dtype="bf16", kv_dtype="int8")
     assert in_bytes.backend == "gluon"
-    narrow = ((16, 32, 1, 64), (16, 8, 4096, 64))
+    narrow = ((16, 32, 1, 32), (16, 8, 4096, 32))
     other = explain("decode_attention", *narrow, device="cuda:sm_90", dtype="bf16", kv_dtype="int8")
     assert other.backend == "triton"
-    assert any("head_dim padded to 64" in reason for reason in other.why)
+    assert any("head_dim padded to 32" in reason for reason in other.why)
     scaled = explain("decode_attention", *shapes, device="cuda:sm_90", dtype="bf16", k_scale=True, v_scale=True)
     assert scaled.backend == "triton"
     assert explain("decode_attention", *shapes, device="cuda:sm_80", dtype="bf16").backend == "triton"

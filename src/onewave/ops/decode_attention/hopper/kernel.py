@@ -41,11 +41,13 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra import cuda
 
 from onewave.gpu.ptx.hook import install
-from onewave.ops.decode_attention.hopper.load import bytes_of_number, load_tiles, next_place
+from onewave.ops.decode_attention.hopper.load import load_tiles, next_place
 from onewave.ops.decode_attention.hopper.merge import merged_by_lanes
 from onewave.ops.decode_attention.hopper.parts import (
     Call,
     bring_nearer,
+    bytes_of_number,
+    columns_across,
     early_part,
     own_share,
     part_here,
@@ -326,7 +328,8 @@ def stream_kernel(
     k_tiles, v_tiles: descriptors [blocks, kv_heads, block_size, head_dim] of boxes [1, 1, BLOCK_N, BLOCK_D]. k_scale,
     v_scale: None without KV_SCALES.
     """
-    RING: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * bytes_of_number(KV), rank=2)
+    BYTES: gl.constexpr = bytes_of_number(KV)
+    RING: gl.constexpr = gl.NVMMASharedLayout(columns_across(KV, BLOCK_D) * BYTES, 8 * BYTES, rank=2)
     DTYPE: gl.constexpr = q.dtype.element_ty if KV else k_tiles.dtype
     k_ring = gl.allocate_shared_memory(k_tiles.dtype, [STAGES, BLOCK_N, BLOCK_D], RING)
     v_ring = gl.allocate_shared_memory(k_tiles.dtype, [STAGES, BLOCK_N, BLOCK_D], RING)

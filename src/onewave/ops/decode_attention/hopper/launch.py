@@ -9,10 +9,9 @@ from onewave.gpu.launch import launch_kernel
 from onewave.ops.decode_attention.call import DecodeCall
 from onewave.ops.decode_attention.choose import DecodeChoice
 from onewave.ops.decode_attention.hopper.kernel import stream_kernel
+from onewave.ops.decode_attention.hopper.parts import columns_across
 from onewave.ops.decode_attention.hopper.plan import stream_tile
 
-# Bytes in which swizzled shared memory repeats.
-_ACROSS = 128
 _KV = {torch.int8: 1, torch.float8_e4m3fn: 2}
 
 
@@ -26,14 +25,14 @@ def launch_stream(call: DecodeCall, choice: DecodeChoice, arguments: dict[str, A
         paging = 2
     elif table is not None:
         paging, page = 3, v.shape[2]
-    shares = choice.num_shares
+    kv, shares = _KV.get(k.dtype, 0), choice.num_shares
     tile = stream_tile(choice.rows, choice.capacity, shares, k.element_size())
-    box = (page, _ACROSS // k.element_size()) if page else (plan.block_n, plan.block_d)
+    box = (page, columns_across(kv, plan.block_d)) if page else (plan.block_n, plan.block_d)
     launch_kernel(stream_kernel, (shares, k.shape[1] * plan.tiles),
         describe(k, *box), describe(v, *box), **arguments, k=k, v=v,
         stride_k_block=k.stride(0), stride_k_head=k.stride(1), stride_k_key=k.stride(2),
         stride_v_block=v.stride(0), stride_v_head=v.stride(1), stride_v_key=v.stride(2),
-        KV=_KV.get(k.dtype, 0), KV_SCALES=call.k_scale is not None, PAGING=paging, PAGE=page, STAGES=tile.stages,
+        KV=kv, KV_SCALES=call.k_scale is not None, PAGING=paging, PAGE=page, STAGES=tile.stages,
         FLIGHT=tile.flight, LOADER=tile.loader,
         num_warps=4, maxnreg=tile.registers, launch_pdl=True,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """The warp that loads: over the program's list of rows and tiles, by TMA, into a ring.
 
 Keys lie one after another, in blocks that a table names and that hold whole tiles, or in smaller pages: then a tile is
-put together from pieces of a page by 128 bytes, each to where the whole tile has it. Which pages those are is asked
+put together from pieces of a page by 128 bytes, or its whole keys, each to where the whole tile has it. Which pages those are is asked
 for before the wait for a free place, so that the answer is there when the place is.
 
 Where keys lie one after another and nothing is fused, the first tiles are guessed: from the lengths of before the wait
@@ -17,14 +17,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra import cuda
 
-from onewave.ops.decode_attention.hopper.parts import early_part, own_share, part_here, part_of_only_row
+from onewave.ops.decode_attention.hopper.parts import (
+    bytes_of_number,
+    columns_across,
+    early_part,
+    own_share,
+    part_here,
+    part_of_only_row,
+)
 from onewave.ops.decode_attention.triton.shares import listed_keys, row_lengths
-
-
-@gluon.constexpr_function
-def bytes_of_number(kv) -> int:
-    """Bytes of a cached number. kv: the kernel's KV."""
-    return 1 if kv else 2
 
 
 @gluon.jit
@@ -48,10 +49,10 @@ def fetch(c, tiles, block, kv_head, key, buffer, full):
 
 @gluon.jit
 def fetch_pages(c, tiles, pages, kv_head, buffer, full):
-    """The same from whole pages of PAGE keys, in pieces of the 128 bytes in which swizzled shared memory repeats, each
-    to where the whole tile has it."""
+    """The same from whole pages of PAGE keys, in pieces of the bytes in which swizzled shared memory repeats, each to
+    where the whole tile has it."""
     mbarrier.expect(full, c.BLOCK_N * c.BLOCK_D * bytes_of_number(c.KV))
-    ACROSS: gl.constexpr = 128 // bytes_of_number(c.KV)
+    ACROSS: gl.constexpr = columns_across(c.KV, c.BLOCK_D)
     PIECES: gl.constexpr = c.BLOCK_N // c.PAGE
     pieces = buffer._reinterpret(tiles.dtype, [c.BLOCK_D // ACROSS * PIECES, c.PAGE, ACROSS], buffer.layout)
     for piece in gl.static_range(PIECES):

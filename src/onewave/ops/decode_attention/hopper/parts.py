@@ -39,6 +39,18 @@ class Call(namedtuple("Call", (
     """
 
 
+@gluon.constexpr_function
+def bytes_of_number(kv) -> int:
+    """Bytes of a cached number. kv: the kernel's KV."""
+    return 1 if kv else 2
+
+
+@gluon.constexpr_function
+def columns_across(kv, block_d) -> int:
+    """Columns of a key's bytes in which swizzled shared memory repeats: of 128, or of a whole narrower key."""
+    return min(128 // (1 if kv else 2), block_d)
+
+
 class Part(namedtuple("Part", "first_key size first_split last_split split last_here begin end")):
     """A program's share of a row, as shares.part_of_row says: keys from `begin` on, but none from `end` on, which
     is `begin` if it has none in the cache."""
@@ -96,7 +108,7 @@ def early_part(c):
 @gluon.jit
 def bring_nearer(c, row, begin, end):
     """Have the first tile of a row's keys and values from `begin` on, but none from `end` on, brought into the
-    L2 while the launch before ends: their columns in whole pieces of 128 bytes.
+    L2 while the launch before ends: their columns in whole pieces of 128 bytes, or of a narrower key's.
 
     Lengths may yet change, and so may keys and values: L2 is where all SMs agree, and
     nothing is read before the wait but to know what to ask for.
@@ -105,7 +117,8 @@ def bring_nearer(c, row, begin, end):
     keys = c.k + (row.to(gl.int64) * c.stride_k_block + kv_head * c.stride_k_head)
     values = c.v + (row.to(gl.int64) * c.stride_v_block + kv_head * c.stride_v_head)
     # A piece a thread, of a key and of a value.
-    COLUMNS: gl.constexpr = 128 if c.KV else 64
+    COLUMNS: gl.constexpr = columns_across(c.KV, c.BLOCK_D)
+    BYTES: gl.constexpr = COLUMNS * bytes_of_number(c.KV)
     PIECES: gl.constexpr = c.BLOCK_D // COLUMNS
     THREADS: gl.constexpr = gl.num_warps() * 32
     thread = gl.arange(0, THREADS, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
@@ -113,5 +126,5 @@ def bring_nearer(c, row, begin, end):
     for at in gl.static_range(0, c.BLOCK_N * PIECES, THREADS):
         key = begin + (at + thread) // PIECES
         wanted = (key < end) & (piece * COLUMNS + COLUMNS <= c.head_dim)
-        prefetch_bytes((keys + (key.to(gl.int64) * c.stride_k_key + piece * COLUMNS)).to(gl.int64), wanted, 128)
-        prefetch_bytes((values + (key.to(gl.int64) * c.stride_v_key + piece * COLUMNS)).to(gl.int64), wanted, 128)
+        prefetch_bytes((keys + (key.to(gl.int64) * c.stride_k_key + piece * COLUMNS)).to(gl.int64), wanted, BYTES)
+        prefetch_bytes((values + (key.to(gl.int64) * c.stride_v_key + piece * COLUMNS)).to(gl.int64), wanted, BYTES)

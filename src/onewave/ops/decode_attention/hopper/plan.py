@@ -11,8 +11,8 @@ _ALIGNED_BYTES = 16
 _MAX_STRIDE = 1 << 39
 _DTYPES = (torch.float16, torch.bfloat16)
 _BYTES = (torch.int8, torch.float8_e4m3fn)
-# Padded. Of 8 bits half a key's columns are a row of a product's operand, whose four warps have 64.
-_HEAD_DIMS = {2: (64, 128), 1: (128,)}
+# Padded.
+_HEAD_DIMS = (64, 128)
 # TMA's boxes of pages have whole rows of the 128-byte pattern in which shared memory repeats.
 _SMALLEST_PAGE = 8
 # They are the grid's second axis.
@@ -78,9 +78,8 @@ def refusal(call: StreamCall, plan: DecodePlan) -> str | None:
         return "scales of keys and values in 16 bits: takes none"
     if call.packed:
         return "packed keys: needs [.., capacity, head_dim]"
-    if plan.block_d not in _HEAD_DIMS[call.kv_dtype.itemsize]:
-        smallest = _HEAD_DIMS[call.kv_dtype.itemsize][0] // 2 + 1
-        return f"head_dim padded to {plan.block_d}: needs {smallest} to 128"
+    if plan.block_d not in _HEAD_DIMS:
+        return f"head_dim padded to {plan.block_d}: needs {_HEAD_DIMS[0] // 2 + 1} to 128"
     if plan.block_m > 8:
         return f"{plan.block_m} query rows a KV head: takes up to 8"
     if plan.num_kv_heads * plan.tiles > _MAX_KV_HEADS:

@@ -4,8 +4,10 @@ The ring then holds bytes, which are loaded as 16-bit words (operands' layouts a
 neighbouring columns of a key or a value. Two neighbouring words of a thread are widened at a time.
 
 keys       Such words are four neighbouring columns of a key.
-values     are loaded turned, [columns, keys], so such words are two columns of two keys. The even columns are the first
-           half of the operand's rows and of the result's, the odd ones the other (`column_of_row`).
+values     are loaded turned, [columns, keys], so such words are two columns of two keys. Of the operand's rows, and of
+           the result's, RUN in a row are even columns, and the next RUN their odd neighbours (`column_of_row`). 128
+           columns are 64 words, sixteen for each of the four warps: 64 even columns, then the odd ones. 64 columns
+           are 32: a warp takes eight, the upper half of its sixteen rows being the odd columns of the lower.
 
 The inner index lies as in Triton's kernel: four neighbours in a thread, two of which go into one product and two into
 the next (k_width 4). So both kernels sum the same numbers in the same order.
@@ -19,6 +21,8 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+
+from onewave.ops.decode_attention.hopper.parts import columns_across
 
 
 @gluon.constexpr_function
@@ -75,10 +79,31 @@ def widened_pairs(words, DTYPE: gl.constexpr, KV: gl.constexpr, NEIGHBOURS: gl.c
     return first.to(DTYPE, bitcast=True), second.to(DTYPE, bitcast=True)
 
 
+@gluon.constexpr_function
+def run_of(block_d) -> int:
+    """Rows of a turned tile of BLOCK_D columns that are even columns one after another."""
+    return 64 if block_d == 128 else 8
+
+
+@gluon.constexpr_function
+def turned_words(mma, kv, block_n, block_d):
+    """Make the layout of a tile's values as words, turned, [BLOCK_D / 2, BLOCK_N]: the operand's once widened."""
+    if block_d == 128:
+        return operand(0, mma, kv)
+    keys = [[0, 1 << i] for i in range(block_n.bit_length() - 1)]
+    return gl.DistributedLinearLayout(
+        reg_bases=keys[:2] + keys[4:],
+        lane_bases=[*keys[2:4], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[8, 0], [16, 0]],
+        block_bases=[],
+        shape=[block_d // 2, block_n],
+    )
+
+
 @gluon.jit
 def words_of(c, ring, place):
     """A place of a ring of bytes as 16-bit words, [BLOCK_N, BLOCK_D / 2]."""
-    WORDS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    WORDS: gl.constexpr = gl.NVMMASharedLayout(columns_across(c.KV, c.BLOCK_D), 16, rank=2)
     return ring.index(place)._reinterpret(gl.int16, [c.BLOCK_N, c.BLOCK_D // 2], WORDS)
 
 
@@ -98,10 +123,12 @@ def keys_of(c, place, DTYPE: gl.constexpr, MMA: gl.constexpr):
 def values_of(c, place, DTYPE: gl.constexpr, MMA: gl.constexpr):
     """A tile's values, turned, [BLOCK_D, BLOCK_N], rows as column_of_row says."""
     if c.KV:
-        words = words_of(c, c.v_ring, place).permute((1, 0)).load(operand(0, MMA, c.KV))
+        words = words_of(c, c.v_ring, place).permute((1, 0)).load(turned_words(MMA, c.KV, c.BLOCK_N, c.BLOCK_D))
         even, odd = widened_pairs(words, DTYPE, c.KV, NEIGHBOURS=False)
-        halves = gl.permute(gl.join(even, odd), (2, 0, 1))
-        return gl.convert_layout(gl.reshape(halves, [c.BLOCK_D, c.BLOCK_N]), operand(0, MMA, c.KV), assert_trivial=True)
+        RUN: gl.constexpr = run_of(c.BLOCK_D)
+        pairs = gl.reshape(gl.join(even, odd), [c.BLOCK_D // 2 // RUN, RUN, c.BLOCK_N, 2])
+        rows = gl.reshape(gl.permute(pairs, (0, 3, 1, 2)), [c.BLOCK_D, c.BLOCK_N])
+        return gl.convert_layout(rows, operand(0, MMA, c.KV), assert_trivial=True)
     else:
         return c.v_ring.index(place).permute((1, 0)).load(operand(0, MMA, 0))
 
@@ -109,14 +136,16 @@ def values_of(c, place, DTYPE: gl.constexpr, MMA: gl.constexpr):
 @gluon.jit
 def column_of_row(row, c):
     """The column of a value that a row of `values_of` and of the result is."""
-    return row % (c.BLOCK_D // 2) * 2 + row // (c.BLOCK_D // 2) if c.KV else row
+    RUN: gl.constexpr = run_of(c.BLOCK_D)
+    return (row // (2 * RUN) * RUN + row % RUN) * 2 + row // RUN % 2 if c.KV else row
 
 
 @gluon.jit
 def in_order(acc, c):
     """A result [BLOCK_D, BLOCK_M] with its rows in the order of the values' columns."""
     if c.KV:
-        halves = gl.permute(gl.reshape(acc, [2, c.BLOCK_D // 2, c.BLOCK_M]), (1, 0, 2))
-        return gl.reshape(halves, [c.BLOCK_D, c.BLOCK_M])
+        RUN: gl.constexpr = run_of(c.BLOCK_D)
+        halves = gl.reshape(acc, [c.BLOCK_D // 2 // RUN, 2, RUN, c.BLOCK_M])
+        return gl.reshape(gl.permute(halves, (0, 2, 1, 3)), [c.BLOCK_D, c.BLOCK_M])
     else:
         return acc
