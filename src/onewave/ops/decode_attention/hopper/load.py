@@ -1,8 +1,8 @@
 """The warp that loads: over the program's list of rows and tiles, by TMA, into a ring.
 
 Keys lie one after another, in blocks that a table names and that hold whole tiles, or in smaller pages: then a tile is
-put together from pieces of a page by 128 bytes, or its whole keys, each to where the whole tile has it. Which pages those are is asked
-for before the wait for a free place, so that the answer is there when the place is.
+put together from pieces of a page by 128 bytes, or of whole keys that have fewer, each to where the whole tile has it.
+Which pages those are is asked for before the wait for a free place, so that the answer is there when the place is.
 
 Where keys lie one after another and nothing is fused, the first tiles are guessed: from the lengths of before the wait
 for the launch before, and asked for right behind it. When the real ones have come they are kept or, if those differ,
