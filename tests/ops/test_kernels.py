@@ -179,9 +179,12 @@ def test_no_token_is_left_to_pytorch() -> None:
     ("dtype", "scaled", "lengths"),
     [(torch.int8, True, [5, 0, 16, 33]), (torch.float8_e4m3fn, True, [17]), (torch.float8_e4m3fn, False, [1, 31])],
 )
-def test_dequantise_pages_kernel_equals_the_reference(dtype: torch.dtype, scaled: bool, lengths: list[int]) -> None:
+def test_dequantise_pages_kernel_equals_the_reference(
+    dtype: torch.dtype, scaled: bool, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from onewave.ops.dequantise_pages import reference, triton_impl
 
+    monkeypatch.setattr(triton_impl, "_PROGRAMS", 6)  # two a head, so that one has several pages
     shape = (9, 3, 16, 24)
     k, v = ((randn(*shape, dtype=torch.float32, seed=seed) * 30).to(dtype) for seed in (0, 1))
     scales = [randn(3, dtype=torch.float32, seed=seed).abs() if scaled else None for seed in (2, 3)]
