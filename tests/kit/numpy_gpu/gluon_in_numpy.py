@@ -125,8 +125,10 @@ class Gluon:
     static_range = range
     pointer_type = PointerType
     abs, floor, exp, exp2, sqrt = map(as_in_numpy, (np.abs, np.floor, np.exp, np.exp2, np.sqrt))
-    maximum, minimum, broadcast_to = map(as_in_numpy, (np.maximum, np.minimum, np.broadcast_to))
+    minimum, broadcast_to, full_like = map(as_in_numpy, (np.minimum, np.broadcast_to, np.full_like))
+    maximum = as_in_numpy(lambda a, b, propagate_nan=True: np.maximum(a, b))
     zeros_like, expand_dims, max, min = map(as_in_numpy, (np.zeros_like, np.expand_dims, np.max, np.min))
+    PropagateNan = types.SimpleNamespace(ALL=True)
     rsqrt = as_in_numpy(lambda x: np.float32(1) / np.sqrt(x))
     div_rn = as_in_numpy(lambda a, b: np.divide(a, b, dtype=np.float32))
     to_tensor = as_in_numpy(np.int32)
@@ -262,7 +264,7 @@ class Gluon:
 
 
 _ATTEND = "attend.byte_cache attend.combine attend.streamed attend.cached attend.publish attend.attend attend.merge"
-_WIDEN = "widen.operands widen.six_bits widen.groups widen.wide widen.widen"
+_WIDEN = "widen.operands widen.digits widen.six_bits widen.groups widen.wide widen.widen"
 _NAMES = f"records finish {_ATTEND} exchange hand_over {_WIDEN} load kernel"
 WAVE = tuple(import_module(f"onewave.wave.kernel.{name}") for name in _NAMES.split())
 """The modules of the wave kernel."""

@@ -142,6 +142,20 @@ def nibbles(words: Array, SIGNED: int, DTYPE: Any) -> tuple[Array, ...]:
     return tuple(wrapped((place * unit).astype(DTYPE).view(np.int16)) for place in places)
 
 
+def nibble_bytes(values: Array) -> tuple[Array, ...]:
+    """digits.nibble_bytes without PTX."""
+    raw = np.asarray(values).view(np.uint8).astype(np.int16)
+    return tuple(wrapped((16 * (nibble - 8)).astype(np.int8)) for nibble in (raw & 15, raw >> 4))
+
+
+def digit_words(*numbers: Array) -> tuple[Array, ...]:
+    """digits.digit_words without PTX."""
+    whole = np.stack([np.asarray(number).astype(np.int16) for number in numbers], axis=-1).astype(int)
+    high = whole >> 8
+    low = whole - 128 - (high << 8)
+    return tuple(wrapped(digit.astype(np.int8).view(np.int32)[..., 0]) for digit in (high, low))
+
+
 def unsigned_bytes(words: Array) -> tuple[Array, ...]:
     """nibble_values.unsigned_bytes without PTX."""
     raw = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4).astype(np.int16)
@@ -236,12 +250,15 @@ def listed_numbers(thread: Array, word: Array) -> tuple[Array, ...]:
 
 _WITHOUT_PTX = (
     widened, widened_pairs, raised, nibbles, unsigned_bytes, both, step_numbers, sixes, half_pairs, key_pairs,
-    compact_numbers, listed_numbers,
+    compact_numbers, listed_numbers, nibble_bytes, digit_words,
 )  # fmt: skip
 WITHOUT_PTX: dict[str, Any] = {function.__name__: function for function in _WITHOUT_PTX}
 """NumPy in place of PTX, by the name of the kernel's function."""
 
 
 def multiplied(a: Array, b: Array) -> Array:
-    """The product of 16-bit operands, exact but for its rounding to float32: products of subnormal numbers as well."""
+    """The product of 16-bit operands, exact but for its rounding to float32: products of subnormal numbers as well; of
+    bytes, int32."""
+    if a.dtype == np.int8:
+        return wrapped(np.matmul(np.asarray(a, np.int32), np.asarray(b, np.int32)))
     return wrapped(np.matmul(np.asarray(a, np.float64), np.asarray(b, np.float64)).astype(np.float32))

@@ -139,6 +139,24 @@ def test_logits_are_as_near_to_exact_ones_as_the_error_rule_asks() -> None:
     assert_error_rule(Simulated(model, 3, 3, 3, weight_format=INT4), exactly_rounded(model, INT4), plain)
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_outliers_among_activations_cost_no_more_than_in_16_bits(batch: int) -> None:
+    model = random_model(BASE)
+    model.weights.embedding[:, 7] *= 300
+    wave = Simulated(model, batch, 3, batch, weight_format=INT4)
+    exact, rounded = exactly_rounded(model, INT4), round_weights(random_model(BASE).weights, INT4)
+    plain = Llama(model.config, replace(rounded, embedding=model.weights.embedding), max_model_len=model.max_model_len)
+    rows = [5, 6, 7][:batch], [0] * batch, list(range(batch))
+    found = wave.step(*rows)
+    right, ordinary = (
+        network.forward(
+            Batch.decode(*torch.tensor(rows)), network.new_cache(num_slots=batch, capacity=CAPACITY)
+        ).float()
+        for network in (exact, plain)
+    )
+    assert (found - right).norm() <= 1.1 * (ordinary - right).norm()
+
+
 def unrounded(stream: WeightStream) -> WeightStream:
     """The same tiles, read back as float32."""
     twin, form, shape = copy(stream), stream.weight_format, stream.program.shape

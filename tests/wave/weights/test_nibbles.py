@@ -1,17 +1,23 @@
 """Rows rounded to four bits, their tiles in a stream, and the instructions that widen them again."""
 
 import itertools
+import threading
+import types
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
+from kit.numpy_gpu.gluon_in_numpy import Gluon
+from kit.numpy_gpu.numpy_memory import Memory, digit_words, wrapped
 from kit.operands.random import randn
 from kit.ptx.ptx_text import executed
 from onewave.base.group_rounding import restore_groups, round_groups
 from onewave.base.weight_formats import NIBBLES, GroupRounding, mixed
-from onewave.wave.kernel.widen import nibble_values
+from onewave.wave.kernel.finish import to_float
+from onewave.wave.kernel.widen import digits, nibble_values
 from onewave.wave.kernel.words import group_of, has_minima, scale_rows, tile_bytes, wide_group, wide_number
 from onewave.wave.plan.layout import tile_shape
 from onewave.wave.weights.formats import Tiles, tile_format
@@ -78,6 +84,43 @@ def test_all_nibbles_widen_exactly_in_every_place_of_a_word(text: Any, bits: tor
         assert torch.equal(found.double(), expected * unit * 16**second)
 
 
+def test_all_nibbles_widen_exactly_to_bytes() -> None:
+    words = np.random.default_rng(1).integers(0, 1 << 32, 4096, dtype=np.uint32)
+    words[:16] = np.arange(16) * 0x11111111
+    made, raw = executed(digits._NIBBLE_BYTES.value, {"$2": words}), words.view(np.uint8).astype(int)
+    assert (made["$0"].view(np.int8) == 16 * ((raw & 15) - 8)).all()
+    assert (made["$1"].view(np.int8) == 16 * ((raw >> 4) - 8)).all()
+
+
+def test_two_bytes_hold_every_whole_number_that_activations_are_rounded_to() -> None:
+    numbers = np.arange(-32768, 32640).reshape(-1, 4)
+    placed = (numbers + digits._PLACED.value).astype(np.float32).view(np.uint32)
+    made = executed(digits._DIGITS.value, {f"${at + 2}": placed[:, at].copy() for at in range(4)})
+    high, low = (made[name].view(np.int8).reshape(-1, 4).astype(int) for name in ("$0", "$1"))
+    assert (256 * high + low == numbers).all()
+
+
+def test_activations_keep_sixteen_bits_beside_the_largest_of_128_and_show_what_is_not_finite() -> None:
+    rows = randn(6, 128) * torch.logspace(-3, 3, 6)[:, None]
+    rows[0], rows[1, 5], rows[2, 7], rows[3, 9] = 0, torch.inf, torch.nan, 255 / 128 * 2.0**12
+    words = rows.bfloat16().view(torch.int32).numpy().reshape(6, 1, 4, 2, 8)
+    gl = Gluon(Memory(), 0, (1, 1), threading.Lock())
+    space: dict[str, Any] = {"gl": gl, "tl": gl, "digit_words": digit_words, "_PLACED": digits._PLACED.value}
+    space |= {"_INFINITE": digits._INFINITE.value}
+    for made in (digits.digits_of, digits.larger, digits.placed, to_float):
+        space[made.fn.__name__] = types.FunctionType(made.fn.__code__, space)
+    parts = (wrapped(words[:, :, :, half].reshape(6, 1, 32)) for half in range(2))
+    *both, scale = space["digits_of"](*parts, ml_dtypes.bfloat16)
+    high, low = (np.asarray(part).view(np.int8).reshape(6, 128).astype(float) for part in both)
+    column = np.arange(128)
+    place = column & ~31 | (column & 8) << 1 | (column & 6) << 1 | (column & 1) << 1 | column >> 4 & 1
+    found = (256 * high + low)[:, place] * np.asarray(scale, float) * 2.0 ** (4 + 133 - 64)
+    exact = rows.bfloat16().double().numpy()
+    assert np.isnan(scale[1:3]).all()
+    for row in (0, 3, 4, 5):
+        assert (abs(found[row] - exact[row]) <= abs(exact[row]).max() * 2.0**-14.99).all()
+
+
 @ALL
 def test_host_and_kernel_agree_on_a_format(form: GroupRounding) -> None:
     assert (group_of.fn(form.number), has_minima.fn(form.number)) == (form.group, form.minima)
@@ -91,12 +134,12 @@ def test_an_image_holds_operand_a_in_the_order_that_threads_read() -> None:
     operands = torch.randint(16, (3, 64, 128), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     images = nibble_images(operands)
     assert torch.equal(codes_of(images), operands)
-    words = images.view(torch.int32).view(3, 2, 4, 8, 4, 4)  # 32 columns, 16 rows, row, pair of columns, 8 columns
-    for step, warp, row, pair, eight in itertools.product(range(2), range(4), (0, 5), (0, 3), (1, 2)):
-        word = int(words[2, step, warp, row, pair, eight])
-        for second, below, column in itertools.product(range(2), range(2), range(2)):
-            at = (16 * warp + 8 * below + row, 64 * second + 32 * step + 8 * eight + 2 * pair + column)
-            assert word >> (16 * column + 8 * below + 4 * second) & 15 == operands[2, *at]
+    words = images.view(torch.int32).view(3, 2, 4, 8, 4, 2, 2)  # 32 columns, 16 rows, row, pair, half of 16 rows, eight
+    for step, warp, row, pair, below, eight in itertools.product(range(2), (0, 3), (0, 5), (0, 3), range(2), range(2)):
+        word = int(words[2, step, warp, row, pair, below, eight])
+        for second, sixteen, column in itertools.product(range(2), range(2), range(2)):
+            at = (16 * warp + 8 * below + row, 64 * second + 32 * step + 16 * sixteen + 8 * eight + 2 * pair + column)
+            assert word >> (16 * column + 8 * sixteen + 4 * second) & 15 == operands[2, *at]
 
 
 @ALL

@@ -24,7 +24,8 @@ from onewave.wave.kernel.parameters import ExchangeSets, Site, Step
 from onewave.wave.kernel.records import copy_next_records, fence_records, place_word, record_of, record_word
 from onewave.wave.kernel.spin import delay, load_words, nanoseconds, poll_words, prefetch_bytes, spin_counter
 from onewave.wave.kernel.widen.byte_values import raised
-from onewave.wave.kernel.words import FLAG, KIND, PLACE, WORD, tile_bytes
+from onewave.wave.kernel.widen.digits import digits_of, store_digits
+from onewave.wave.kernel.words import FLAG, KIND, PLACE, WORD, is_mixed, takes_digits, tile_bytes
 
 
 @gluon.jit
@@ -94,7 +95,7 @@ def exchange_partition(records, inputs, sequences, ring, activations, results, m
             if c.D > 0:
                 if kind == KIND.ATTEND:
                     site = site_of(inputs, records, at)
-                    streamed += attend(step, site, memory, ring, streamed, activations.places, c)
+                    streamed += attend(step, site, memory, ring, streamed, activations.places[0], c)
                 elif c.MERGE_WORDS == 0:  # otherwise product steps merge the splits as they load them
                     combine(step, site_of(inputs, records, at), c)
         if c.SYNC == 1:
@@ -195,6 +196,13 @@ def load_activations(step, site, source, chunks, chunks_before, activations, c):
     flags = record_word(step.record, WORD.FLAGS)
     n = gl.arange(0, N, layout=gl.SliceLayout(1, LX))
     word = gl.arange(0, c.PC * 64, layout=gl.SliceLayout(0, LX))
+    DIGITS: gl.constexpr = takes_digits(c.FORMAT, c.NB)
+    HALF: gl.constexpr = c.PC * 32
+    if DIGITS:  # columns 16 apart in the two halves of a row, so that one thread has both
+        near = (word % HALF // 32) * 64 + (word & 24) * 2 + (word // HALF) * 8 + word % 8
+        if is_mixed(c.FORMAT):
+            near = gl.where(record_word(step.record, WORD.WIDTH) <= 1, near, word)
+        word = near
     in_slice = ((word // 64) * (Q * 64) + word % 64)[None, :] + ((n // c.NB) * 64)[:, None]
     sequence = (n % c.NB)[:, None] + (word * 0)[None, :]
     given = first < 0
@@ -232,8 +240,16 @@ def load_activations(step, site, source, chunks, chunks_before, activations, c):
                 words = gained(low, high, gains, at, at < columns, c.DTYPE)
         if c.NB > 2:  # the place may be free only when the chunk has come
             mbarrier.wait(activations.empty.index(place), parity)
-        stored = activations.places.index(place)._reinterpret(gl.int32, [N, c.PC * 64], STORED)
-        stored.store(raised(words, c.DTYPE, c.FORMAT))
+        stored = activations.places[0].index(place)._reinterpret(gl.int32, [N, c.PC * 64], STORED)
+        if DIGITS and is_mixed(c.FORMAT):
+            if record_word(step.record, WORD.WIDTH) <= 1:
+                store_chunk(words, place, activations, c)
+            else:
+                stored.store(raised(words, c.DTYPE, c.FORMAT))
+        elif DIGITS:
+            store_chunk(words, place, activations, c)
+        else:
+            stored.store(raised(words, c.DTYPE, c.FORMAT))
         if c.FORMAT == 0:  # mma.sync loads its operands by ordinary loads; a fence would only wait for the stores
             fence_async_shared()
         gl.thread_barrier()
@@ -254,6 +270,15 @@ def load_activations(step, site, source, chunks, chunks_before, activations, c):
             mean = total / (2 * columns).to(gl.float32)
             inverse = 1.0 / gl.sqrt(mean + c.EPS)
     return inverse
+
+
+@gluon.jit
+def store_chunk(words, place, activations, c):
+    """Store a chunk of activations in digits. words: [N, PC * 64], of columns 16 apart in the two halves of a row."""
+    N: gl.constexpr = words.shape[0]
+    first, second = gl.split(gl.permute(gl.reshape(words, [N, 2, c.PC, 32]), (2, 0, 3, 1)))
+    values, scales = activations.places
+    store_digits(digits_of(first, second, c.DTYPE), values.index(place), scales.index(place))
 
 
 @gluon.jit

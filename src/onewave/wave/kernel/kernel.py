@@ -96,7 +96,16 @@ from onewave.wave.kernel.parameters import (
 )
 from onewave.wave.kernel.records import copy_first_records, records_memory
 from onewave.wave.kernel.widen.widen import multiply_byte_steps
-from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, box_rows, boxes_of, copied_rows, scale_rows
+from onewave.wave.kernel.words import (
+    KIND,
+    LIST_SIZE,
+    RECORD_SIZE,
+    box_rows,
+    boxes_of,
+    copied_rows,
+    scale_rows,
+    takes_digits,
+)
 
 
 @gluon.jit
@@ -160,8 +169,10 @@ def multiply_steps(steps, num_steps, sequences, ring, activations, results, c):
                 place = (chunks_before + chunk) % c.XS
                 if (block == 0) & ((chunk > 0) | (done0 == 0)):  # held tiles have waited for the first chunk
                     mbarrier.wait(activations.full.index(place), ((chunks_before + chunk) // c.XS) & 1)
-                x = activations.places.index(place)._reinterpret(
-                    c.DTYPE, [c.PC, N, 128], gl.NVMMASharedLayout(128, 16, 2)
+                x = (
+                    activations.places[0]
+                    .index(place)
+                    ._reinterpret(c.DTYPE, [c.PC, N, 128], gl.NVMMASharedLayout(128, 16, 2))
                 )
                 count = gl.minimum(tiles - chunk * c.PC, c.PC)
                 begins = (block == 0) & (chunk == 0)
@@ -231,7 +242,7 @@ def multiply_held(accs, of_one, chunks_before, at, ring, activations, ACC: gl.co
         mbarrier.arrive(ring.empty.index((first + tile) % c.S), count=1)
     place = chunks_before % c.XS
     mbarrier.wait(activations.full.index(place), (chunks_before // c.XS) & 1)
-    b = activations.places.index(place)._reinterpret(c.DTYPE, [c.PC, N, 128], gl.NVMMASharedLayout(128, 16, 2))
+    b = activations.places[0].index(place)._reinterpret(c.DTYPE, [c.PC, N, 128], gl.NVMMASharedLayout(128, 16, 2))
     # Whole products in either branch: ptxas waits for each product that crosses a branch unfinished.
     if of_one:
         acc0 = warpgroup_mma(a0, b.index(0).permute((1, 0)), acc0, use_acc=False, is_async=True)
@@ -373,7 +384,11 @@ def wave_kernel(
     else:
         boxes = (weights,)
         ring = Channel(places=(tiles,), full=full, empty=empty)
-    activations = Channel(places=xs, full=xfull, empty=xempty)
+    if takes_digits(FORMAT, NB):
+        xscales = gl.allocate_shared_memory(gl.float32, [XS, PC, N], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+        activations = Channel(places=(xs, xscales), full=xfull, empty=xempty)
+    else:
+        activations = Channel(places=(xs,), full=xfull, empty=xempty)
     results = Channel(places=parts, full=pfull, empty=pempty)
     for i in gl.static_range(S):
         mbarrier.init(full.index(i), count=1)

@@ -16,7 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from onewave.base.weight_formats import SIX_BITS
-from onewave.wave.plan.layout import LIST_WORDS, STEP_WORDS, TILE_BYTES, TILE_VALUES
+from onewave.wave.plan.layout import DIGITS_BATCH, LIST_WORDS, STEP_WORDS, TILE_BYTES, TILE_VALUES
 from onewave.wave.plan.steps import Flag, Kind, Place, Word
 
 RECORD_SIZE = gl.constexpr(STEP_WORDS)
@@ -90,6 +90,13 @@ def copied_rows(ROWS) -> int:
 def is_nested(FORMAT) -> int:
     """Whether scales and minima are a number for more columns times an integer a group."""
     return int(FORMAT % 16 == 10)
+
+
+@gluon.constexpr_function
+def takes_digits(FORMAT, NB) -> int:
+    """Whether 4-bit weights are multiplied by activations in digits of eight bits (widen/digits.py): those without
+    minima, for up to DIGITS_BATCH sequences."""
+    return int(4 <= FORMAT % 16 <= 6 and NB <= DIGITS_BATCH)
 
 
 @gluon.constexpr_function

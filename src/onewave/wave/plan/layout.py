@@ -31,6 +31,9 @@ RECORDS_AHEAD = (GROUPS - 2) * TOGETHER
 POINTERS = STEP_WORDS // 2
 """int64 words of `places` (steps.LaunchPlaces)."""
 MAX_ROWS = 64
+DIGITS_BATCH = 4
+"""Sequences up to which 4-bit weights are multiplied by activations in digits (kernel/widen/digits.py): every thread
+block makes all activations' digits, which takes longer than it gains for more of them."""
 MAX_SPLITS = 16
 """Limit of splits of a sequence's keys, and their places where the reader of the attention merges them."""
 POLLED_SPLITS = 8
@@ -231,9 +234,13 @@ def shared_bytes(shape: TileShape, head_dim: int) -> int:
     """Bound from above the shared memory of the compiled kernel, in bytes. head_dim: as of tile_shape."""
     tiles = -(-shape.ring * shape.tile_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
     lists = shape.ring * (shape.slot_bytes - shape.tile_bytes)
+    activations = shape.slots * shape.chunk_bytes
+    if shape.weight_bytes < 1 and shape.batch <= DIGITS_BATCH:
+        # Scales of activations in digits (kernel/widen/digits.py), of which the first few fit _SMALL_BYTES.
+        activations += max(0, activations // 64 - _SMALL_BYTES // 4)
     results = 2 * shape.group * shape.batch * 64 * 4
     barriers = (shape.ring + shape.slots) * _BARRIERS_BYTES
-    return tiles + lists + shape.slots * shape.chunk_bytes + results + _heads_bytes(head_dim) + barriers + _SMALL_BYTES
+    return tiles + lists + activations + results + _heads_bytes(head_dim) + barriers + _SMALL_BYTES
 
 
 def _warps_bytes(head_dim: int) -> int:

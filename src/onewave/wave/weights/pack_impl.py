@@ -142,7 +142,10 @@ def _unpack_groups_kernel(
     else:  # the order of group_nibbles.nibble_images and of rounding.place_in_image
         step = column // 32 % 2 if BITS == 4 else column // 32
         at = ((step * 4 + line // 16) * 8 + line % 8) * 4 + column // 2 % 4
-        at = (at * 4 + column // 8 % 4) * 4 + column % 2 * 2 + line // 8 % 2
+        if BITS == 4:
+            at = (at * 4 + line // 8 % 2 * 2 + column // 8 % 2) * 4 + column % 2 * 2 + column // 16 % 2
+        else:
+            at = (at * 4 + column // 8 % 4) * 4 + column % 2 * 2 + line // 8 % 2
         code = tl.load(values + at).to(tl.int32)
         if BITS == 4:
             code = (code >> (column // 64 * 4)) & 15

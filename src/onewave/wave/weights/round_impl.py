@@ -203,9 +203,9 @@ def _nibbles_kernel(
     codes = tl.where(step != 0.0, tl.div_rn(weights, step), 0.0)
     codes = tl.minimum(tl.maximum(tl.where(codes == codes, codes, 0.0), -8.0), 7.0) + _ROUNDING - _ROUNDING
     codes = tl.where(column < cols, codes + 8.0, 0.0).to(tl.int32)
-    # [16 rows, half of them, row in 8, half of the columns, 32 columns, 8 of them, pair, column]
-    cut = tl.reshape(codes, [4, 2, 8, 2, 2, 4, 4, 2])
-    cut = tl.reshape(tl.permute(cut, (4, 0, 2, 6, 5, 7, 1, 3)), [4096, 2])
+    # [16 rows, half of them, row in 8, half of the columns, 32 columns, 16 of them, 8 of them, pair, column]
+    cut = tl.reshape(codes, [4, 2, 8, 2, 2, 2, 2, 4, 2])
+    cut = tl.reshape(tl.permute(cut, (4, 0, 2, 7, 1, 6, 8, 5, 3)), [4096, 2])
     low, high = tl.split(cut)
     tl.store(tile + image * 4096 + tl.arange(0, 4096), (low | (high << 4)).to(tl.uint8))
 

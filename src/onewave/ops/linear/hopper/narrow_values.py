@@ -56,14 +56,16 @@ def _byte_pairs(form: int, rows: str) -> Any:
     return _text(lines)
 
 
-def _nibble_pairs(shifts: tuple[int, ...], *, minima: bool) -> Any:
-    """PTX of pairs of four words' nibbles at bits `shifts`, pair by pair. Operands behind the words: for each shift the
-    scale's upper bits and the others, each twice, or a scale and a minimum."""
-    count = len(shifts)
+def _nibble_pairs(rows: tuple[int, ...], second: int, *, minima: bool) -> Any:
+    """PTX of pairs of four words' nibbles of the upper rows (0), the lower ones (1) or both, pair by pair. second:
+    whether of the second 64 columns. Operands behind the words: for each of `rows` the scale's upper bits and the
+    others, each twice, or a scale and a minimum."""
+    count = len(rows)
     lines = [f"mov.b32 f, {'0x43004300' if minima else '0x43084308'};"]  # 128, or 128 + 8
-    for word in range(4):
-        for at, shift in enumerate(shifts):
-            made, source = f"${word * count + at}", f"${4 * count + word}"
+    for pair in range(4):
+        for at, row in enumerate(rows):
+            made, source = f"${pair * count + at}", f"${4 * count + 2 * row + pair % 2}"
+            shift = 8 * (pair // 2) + 4 * second
             one, other = f"${4 * count + 4 + 2 * at}", f"${4 * count + 5 + 2 * at}"
             if shift:
                 lines.append(f"shr.u32 x, {source}, {shift};")
@@ -81,11 +83,11 @@ _INT8_FIRST, _INT8_SECOND, _INT8_BOTH = (_byte_pairs(1, rows) for rows in ("uppe
 _FP8_FIRST, _FP8_SECOND, _FP8_BOTH = (_byte_pairs(2, rows) for rows in ("upper", "lower", "both"))
 _ONE_WITH, _BOTH_WITH = _with(4, 4), _with(8, 4)
 # By the half of 128 columns: of a place with two units the first and the second one's nibbles, or both rows'.
-_HALVES = (((0,), (8,), (0, 8)), ((4,), (12,), (4, 12)))
-_FIRST_0, _SECOND_0, _BOTH_0 = (_nibble_pairs(shifts, minima=False) for shifts in _HALVES[0])
-_FIRST_1, _SECOND_1, _BOTH_1 = (_nibble_pairs(shifts, minima=False) for shifts in _HALVES[1])
-_LEAST_FIRST_0, _LEAST_SECOND_0, _LEAST_BOTH_0 = (_nibble_pairs(shifts, minima=True) for shifts in _HALVES[0])
-_LEAST_FIRST_1, _LEAST_SECOND_1, _LEAST_BOTH_1 = (_nibble_pairs(shifts, minima=True) for shifts in _HALVES[1])
+_ROWS = ((0,), (1,), (0, 1))
+_FIRST_0, _SECOND_0, _BOTH_0 = (_nibble_pairs(rows, 0, minima=False) for rows in _ROWS)
+_FIRST_1, _SECOND_1, _BOTH_1 = (_nibble_pairs(rows, 1, minima=False) for rows in _ROWS)
+_LEAST_FIRST_0, _LEAST_SECOND_0, _LEAST_BOTH_0 = (_nibble_pairs(rows, 0, minima=True) for rows in _ROWS)
+_LEAST_FIRST_1, _LEAST_SECOND_1, _LEAST_BOTH_1 = (_nibble_pairs(rows, 1, minima=True) for rows in _ROWS)
 _ONE_SCALED_WITH, _BOTH_SCALED_WITH = _with(4, 6), _with(8, 8)
 _FOUR, _EIGHT = gl.constexpr((gl.int32,) * 4), gl.constexpr((gl.int32,) * 8)
 _TWO = gl.constexpr((gl.int32,) * 2)

@@ -17,7 +17,8 @@ from onewave.wave.kernel.finish import bits16, to_float
 from onewave.wave.kernel.records import record_word
 from onewave.wave.kernel.spin import poll_splits
 from onewave.wave.kernel.widen.byte_values import raised
-from onewave.wave.kernel.words import WORD, is_mixed, times_of
+from onewave.wave.kernel.widen.digits import digits_of, store_digits
+from onewave.wave.kernel.words import WORD, is_mixed, takes_digits, times_of
 from onewave.wave.plan.layout import MAX_SPLITS, POLLED_SPLITS
 
 _MAX_SPLITS = gl.constexpr(MAX_SPLITS)
@@ -35,6 +36,7 @@ def load_merged(step, site, chunks, chunks_before, activations, c):
     OWN: gl.constexpr = T * Q * 64
     LINE: gl.constexpr = gl.BlockedLayout([4], [32], [c.XW], [0])
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
+    DIGITS: gl.constexpr = takes_digits(c.FORMAT, c.NB)
     record = step.record
     current = step.sets.current
     first = record_word(record, WORD.SOURCE)
@@ -47,7 +49,7 @@ def load_merged(step, site, chunks, chunks_before, activations, c):
     for chunk in range(chunks):
         place = (chunks_before + chunk) % c.XS
         mbarrier.wait(activations.empty.index(place), (((chunks_before + chunk) // c.XS) & 1) ^ 1)
-        rows = activations.places.index(place)._reinterpret(gl.int32, [c.PC // T, Q, T * 64], STORED)
+        rows = activations.places[0].index(place)._reinterpret(gl.int32, [c.PC // T, Q, T * 64], STORED)
         images = record_word(record, WORD.TILES) * c.IMAGES
         if is_mixed(c.FORMAT):
             images = images // times_of(gl.maximum(record_word(record, WORD.WIDTH), 1))
@@ -62,11 +64,47 @@ def load_merged(step, site, chunks, chunks_before, activations, c):
             pointers = gl.where(real, (current + at).to(gl.int64), 0)
             lses = gl.where(real & (used > 1), (current + of_head + _MAX_SPLITS * (c.D // 2)).to(gl.int64), 0)
             words = poll_merged(pointers, lses, real, used, site, c)
-            ordered = gl.permute(gl.reshape(words, [1, T, Q, 64]), (2, 0, 1, 3))
-            rows.index(piece).store(raised(gl.reshape(ordered, [Q, T * 64]), c.DTYPE, c.FORMAT))
+            ordered = gl.reshape(gl.permute(gl.reshape(words, [1, T, Q, 64]), (2, 0, 1, 3)), [Q, T * 64])
+            if DIGITS and is_mixed(c.FORMAT):
+                if record_word(record, WORD.WIDTH) <= 1:
+                    store_piece(words, place, piece, activations, c)
+                else:
+                    rows.index(piece).store(raised(ordered, c.DTYPE, c.FORMAT))
+            elif DIGITS:
+                store_piece(words, place, piece, activations, c)
+            else:
+                rows.index(piece).store(raised(ordered, c.DTYPE, c.FORMAT))
         fence_async_shared()
         gl.thread_barrier()
         mbarrier.arrive(activations.full.index(place), count=1)
+
+
+@gluon.jit
+def store_piece(words, place, piece, activations, c):
+    """Store a piece of a chunk in digits: two words of columns 16 apart come into one thread first."""
+    Q: gl.constexpr = 64 // c.R
+    T: gl.constexpr = words.shape[0] // (Q * 64)
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
+    near = gl.reshape(gl.convert_layout(words, pairs_of_sixteen(words.shape[0], c.XW)), [T, Q, 4, 2, 8])
+    even, odd = gl.split(gl.permute(near, (0, 1, 2, 4, 3)))
+    digits = digits_of(gl.reshape(even, [T, Q, 32]), gl.reshape(odd, [T, Q, 32]), c.DTYPE)
+    rows = activations.places[0].index(place)._reinterpret(gl.int32, [c.PC // T, T * Q * 2, 32], STORED)
+    scales = activations.places[1].index(place)._reinterpret(gl.float32, [c.PC // T, T, Q], PLAIN)
+    store_digits(digits, rows.index(piece), scales.index(piece))
+
+
+@gluon.constexpr_function
+def pairs_of_sixteen(words, warps):
+    """The layout of a piece's words where a thread has columns 16 apart."""
+    lanes = [[2], [4], [16], [32], [64]]
+    return gl.DistributedLinearLayout(
+        reg_bases=[[1], [8], *([bit] for bit in (1024, 2048) if 128 * warps <= bit < words)],
+        lane_bases=lanes,
+        warp_bases=[[bit] for bit in (128, 256, 512) if bit < 128 * warps],
+        block_bases=[],
+        shape=[words],
+    )
 
 
 @gluon.jit

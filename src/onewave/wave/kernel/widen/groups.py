@@ -21,8 +21,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from onewave.wave.kernel.attend.streamed import skip_tiles
 from onewave.wave.kernel.hand_over import next_slot
+from onewave.wave.kernel.widen.digits import add_digit_tiles
 from onewave.wave.kernel.widen.nibble_values import nibbles
-from onewave.wave.kernel.widen.operands import activations, operand, scales_of, steps_of
+from onewave.wave.kernel.widen.operands import activations, scales_of, steps_of
 from onewave.wave.kernel.widen.six_bits import add_six_tiles
 from onewave.wave.kernel.widen.wide import add_float_tile, add_half_tile, add_nested_tile, add_wide_tile
 from onewave.wave.kernel.words import SIX, group_of, has_floats, has_minima, is_mixed, is_nested, scale_rows
@@ -55,15 +56,47 @@ def multiply_groups(accs, tiles, blocks, chunk, x, at, ring, c):
         else:
             first, slot, phase = add_one(first, gl.where(left > 0, count, 0), width, x, (slot, phase), ring, c)
             second, slot, phase = add_one(second, gl.where(left > 1, count, 0), width, x, (slot, phase), ring, c)
-        if c.G == 4:
-            acc0 = acc2
-            acc1 = acc3
-            acc2 = first
-            acc3 = second
-        else:
-            acc0 = first
-            acc1 = second
+        acc0, acc1, acc2, acc3 = turned((acc0, acc1, acc2, acc3), first, second, c)
     return acc0, acc1, acc2, acc3, slot, phase
+
+
+@gluon.jit
+def turned(accs, first, second, c):
+    """Put the first two blocks' new sums behind the other ones, if there are four."""
+    if c.G == 4:
+        return accs[2], accs[3], first, second
+    else:
+        return first, second, accs[2], accs[3]
+
+
+@gluon.jit
+def multiply_digits(accs, count, blocks, chunk, x, at, ring, c):
+    """Do as multiply_groups for 4-bit weights alone, with activations in digits. count: tiles of a block."""
+    acc0, acc1, acc2, acc3 = accs
+    slot, phase = at
+    for pair in range(c.G // 2):
+        first = gl.where(chunk > 0, acc0, 0.0)
+        second = gl.where(chunk > 0, acc1, 0.0)
+        left = blocks - 2 * pair
+        if left > 1:
+            first, second, slot, phase = add_two((first, second), count, x, (slot, phase), ring, add_digit_tiles, c)
+        else:
+            for tile in range(gl.where(left > 0, count, 0)):
+                mbarrier.wait(ring.full.index(slot), phase)
+                (first,) = add_digit_tiles((first,), (slot,), tile, x, ring.places, c)
+                slot, phase = freed(slot, phase, ring, c)
+        acc0, acc1, acc2, acc3 = turned((acc0, acc1, acc2, acc3), first, second, c)
+    return acc0, acc1, acc2, acc3, slot, phase
+
+
+@gluon.jit
+def freed(slot, phase, ring, c):
+    """Free a slot; the next one and its phase."""
+    fence_async_shared()
+    gl.thread_barrier()
+    mbarrier.arrive(ring.empty.index(slot), count=1)
+    gl.thread_barrier()
+    return next_slot(slot, phase, c.S)
 
 
 @gluon.jit
@@ -113,11 +146,7 @@ def add_one(acc, count, width, x, at, ring, c):
                     acc = add_half_tile(acc, tile, x, slot, ring.places, c)
         else:
             (acc,) = add_tiles((acc,), (slot,), tile, x, ring.places, c)
-        fence_async_shared()
-        gl.thread_barrier()
-        mbarrier.arrive(ring.empty.index(slot), count=1)
-        gl.thread_barrier()
-        slot, phase = next_slot(slot, phase, c.S)
+        slot, phase = freed(slot, phase, ring, c)
     return acc, slot, phase
 
 
@@ -269,4 +298,14 @@ def operands(words, OPERAND: gl.constexpr, PARTS: gl.constexpr, SIGNED: gl.const
     No value moves between threads.
     """
     values = nibbles(words, SIGNED, DTYPE)
-    return operand(values[:4], OPERAND, PARTS, DTYPE), operand(values[4:], OPERAND, PARTS, DTYPE)
+    return nibble_operand(values[:4], OPERAND, PARTS, DTYPE), nibble_operand(values[4:], OPERAND, PARTS, DTYPE)
+
+
+@gluon.jit
+def nibble_operand(values, OPERAND: gl.constexpr, PARTS: gl.constexpr, DTYPE: gl.constexpr):
+    """Build one operand A of four values a word, int16 bits."""
+    PASSES: gl.constexpr = values[0].shape[0] // 16
+    # [32 columns, 16 rows, row in 8, pair of columns in 8, half of 16 rows, 8 columns, 16 columns, column of a pair]
+    a = gl.join(gl.join(values[0], values[1]), gl.join(values[2], values[3])).to(DTYPE, bitcast=True)
+    a = gl.permute(gl.reshape(a, [PASSES, 4, 8, 4, 2, 2, 2, 2]), (1, 4, 2, 0, 6, 5, 3, 7))
+    return gl.convert_layout(gl.reshape(a, [PARTS, 64 // PARTS, 32 * PASSES]), OPERAND, assert_trivial=True)

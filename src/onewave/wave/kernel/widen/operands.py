@@ -26,6 +26,23 @@ _STEPS, _SIXTEENTHS = gl.constexpr(_steps("4B")), gl.constexpr(_steps("49"))
 _FLOATS = gl.constexpr((gl.float32,) * 4)
 
 
+@gluon.constexpr_function
+def parts_of(R, NB) -> int:
+    """Parts of a product: each one's rows need no other part's columns.
+
+    A warp's rows are those of few column groups (layout.py), and it need not multiply by the others' activations. A
+    part has eight columns at least.
+    """
+    return max(1, min(4, 64 // R, 64 // R * NB // 8))
+
+
+@gluon.constexpr_function
+def byte_products(PARTS):
+    """The layout of a product of one-byte or compact weights, [PARTS, 64 / PARTS, N / PARTS]."""
+    warps = [PARTS, 4 // PARTS, 1]
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=warps, instr_shape=[1, 16, 8])
+
+
 @gluon.jit
 def activations(x, acc):
     """Load activations, [PARTS, N / PARTS, 64] in shared memory, as operand B of acc's product."""

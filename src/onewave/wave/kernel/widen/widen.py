@@ -24,8 +24,10 @@ from onewave.wave.kernel.attend.streamed import skip_tiles, tiles_of_keys
 from onewave.wave.kernel.hand_over import hand_over, hand_over_one, next_slot, product_of
 from onewave.wave.kernel.widen.byte_values import widened
 from onewave.wave.kernel.widen.compact_values import compact_numbers, listed_numbers
-from onewave.wave.kernel.widen.groups import multiply_groups
-from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, WORD, is_mixed, times_of
+from onewave.wave.kernel.widen.digits import digits_at, no_digit_sums
+from onewave.wave.kernel.widen.groups import multiply_digits, multiply_groups
+from onewave.wave.kernel.widen.operands import byte_products, parts_of
+from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, WORD, is_mixed, takes_digits, times_of
 
 
 @gluon.jit
@@ -42,23 +44,6 @@ def operand_a(words, OPERAND: gl.constexpr, PARTS: gl.constexpr, c):
     return gl.convert_layout(a, OPERAND, assert_trivial=True)
 
 
-@gluon.constexpr_function
-def parts_of(R, NB) -> int:
-    """Parts of a product: each one's rows need no other part's columns.
-
-    A warp's rows are those of few column groups (layout.py), and it need not multiply by the others' activations. A
-    part has eight columns at least.
-    """
-    return max(1, min(4, 64 // R, 64 // R * NB // 8))
-
-
-@gluon.constexpr_function
-def byte_products(PARTS):
-    """The layout of a product of one-byte or compact weights, [PARTS, 64 / PARTS, N / PARTS]."""
-    warps = [PARTS, 4 // PARTS, 1]
-    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=warps, instr_shape=[1, 16, 8])
-
-
 @gluon.jit
 def multiply_byte_steps(steps, num_steps, sequences, ring, activations, results, c, OWN: gl.constexpr):
     """Make all products of the thread block's steps, as kernel.multiply_steps does from 16-bit weights.
@@ -69,15 +54,12 @@ def multiply_byte_steps(steps, num_steps, sequences, ring, activations, results,
     phase = 0
     chunks_before = 0
     number = 0
-    N: gl.constexpr = 64 // c.R * c.NB
     TILES: gl.constexpr = c.PC // c.IMAGES  # of a chunk
-    PARTS: gl.constexpr = parts_of(c.R, c.NB)
-    ACC: gl.constexpr = byte_products(PARTS)
-    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 3)
-    acc0 = gl.zeros([PARTS, 64 // PARTS, N // PARTS], gl.float32, ACC)
-    acc1 = gl.zeros([PARTS, 64 // PARTS, N // PARTS], gl.float32, ACC)
-    acc2 = gl.zeros([PARTS, 64 // PARTS, N // PARTS], gl.float32, ACC)
-    acc3 = gl.zeros([PARTS, 64 // PARTS, N // PARTS], gl.float32, ACC)
+    DIGITS: gl.constexpr = takes_digits(c.FORMAT, c.NB)
+    if DIGITS:
+        accs = no_digit_sums(c)
+    else:
+        accs = no_accs(c)
     known = 0  # tiles of keys and values of the last attention task
     for step in range(num_steps):
         record = steps + step * RECORD_SIZE
@@ -91,48 +73,89 @@ def multiply_byte_steps(steps, num_steps, sequences, ring, activations, results,
             if kind == KIND.ATTEND:
                 known = tiles_of_keys(record, tiles, known, sequences, c)
                 slot, phase = skip_tiles(slot, phase, known, c.S)
-        for block in range(0, blocks, c.G):
-            for chunk in range(chunks):
-                place = (chunks_before + chunk) % c.XS
-                if block == 0:
-                    mbarrier.wait(activations.full.index(place), ((chunks_before + chunk) // c.XS) & 1)
-                x = activations.places.index(place)._reinterpret(c.DTYPE, [c.PC * 2, PARTS, N // PARTS, 64], OPERAND)
-                count = gl.minimum(tiles - chunk * share, share)
-                for one in gl.static_range(c.G if c.MULTIPLIERS > 1 else 0):
-                    there = gl.where(block + one < blocks, count, 0)
-                    if one == OWN:
-                        acc0, slot, phase = multiply_bytes(acc0, there, chunk, x, slot, phase, ring, c)
-                    else:
-                        slot, phase = skip_block(slot, phase, there, c.S)
-                if c.FORMAT > 3:
-                    acc0, acc1, acc2, acc3, slot, phase = multiply_groups(
-                        (acc0, acc1, acc2, acc3), (count, width), blocks - block, chunk, x, (slot, phase), ring, c
-                    )
-                elif c.MULTIPLIERS == 1:
-                    acc0, slot, phase = multiply_bytes(acc0, count, chunk, x, slot, phase, ring, c)
-                if c.FORMAT < 4 and c.MULTIPLIERS == 1 and c.G > 1:
-                    there = gl.where(block + 1 < blocks, count, 0)
-                    acc1, slot, phase = multiply_bytes(acc1, there, chunk, x, slot, phase, ring, c)
-                if c.FORMAT < 4 and c.MULTIPLIERS == 1 and c.G > 2:
-                    there = gl.where(block + 2 < blocks, count, 0)
-                    acc2, slot, phase = multiply_bytes(acc2, there, chunk, x, slot, phase, ring, c)
-                    there = gl.where(block + 3 < blocks, count, 0)
-                    acc3, slot, phase = multiply_bytes(acc3, there, chunk, x, slot, phase, ring, c)
-                if chunk + 1 < chunks:
-                    gl.thread_barrier()
-                    mbarrier.arrive(activations.empty.index(place), count=1, pred=block + c.G >= blocks)
-                    gl.thread_barrier()
-            if c.MULTIPLIERS == 1:
-                hand_over((acc0, acc1, acc2, acc3), results, number, c)
+        channels = (ring, activations, results)
+        counts = (blocks, tiles, chunks, width, share)
+        at = (slot, phase, chunks_before, number)
+        if DIGITS and is_mixed(c.FORMAT):
+            if width == 1:
+                slot, phase, number = multiply_blocks(no_digit_sums(c), counts, at, channels, c, OWN, 1)[1:]
             else:
-                hand_over_one(acc0, OWN, results, number, c)
-            # After the hand-over's barrier, because the exchange partition waits for the products; barriers after
-            # arrivals as in kernel.py.
-            last = (chunks_before + chunks - 1) % c.XS
-            mbarrier.arrive(activations.empty.index(last), count=1, pred=block + c.G >= blocks)
-            gl.thread_barrier()
-            number += 1
+                slot, phase, number = multiply_blocks(no_accs(c), counts, at, channels, c, OWN, 0)[1:]
+        else:
+            accs, slot, phase, number = multiply_blocks(accs, counts, at, channels, c, OWN, DIGITS)
         chunks_before += chunks
+
+
+@gluon.jit
+def no_accs(c):
+    """Zeros where the float32 sums of four row blocks are, [PARTS, 64 / PARTS, N / PARTS] each."""
+    N: gl.constexpr = 64 // c.R * c.NB
+    PARTS: gl.constexpr = parts_of(c.R, c.NB)
+    zero = gl.zeros([PARTS, 64 // PARTS, N // PARTS], gl.float32, byte_products(PARTS))
+    return zero, zero, zero, zero
+
+
+@gluon.jit
+def multiply_blocks(accs, counts, at, channels, c, OWN: gl.constexpr, DIGITS: gl.constexpr):
+    """Make a step's products, and hand them over. accs: of four row blocks.
+
+    counts: the step's row blocks, tiles, chunks, width and tiles of a chunk. at: slot and phase, and the chunks and
+    groups before. DIGITS: whether activations are in digits. Returns accs, slot, phase, and the groups then.
+    """
+    acc0, acc1, acc2, acc3 = accs
+    blocks, tiles, chunks, width, share = counts
+    slot, phase, chunks_before, number = at
+    ring, activations, results = channels
+    N: gl.constexpr = 64 // c.R * c.NB
+    PARTS: gl.constexpr = acc0.shape[0]
+    OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 16, 3)
+    for block in range(0, blocks, c.G):
+        for chunk in range(chunks):
+            place = (chunks_before + chunk) % c.XS
+            if block == 0:
+                mbarrier.wait(activations.full.index(place), ((chunks_before + chunk) // c.XS) & 1)
+            x = activations.places[0].index(place)._reinterpret(c.DTYPE, [c.PC * 2, PARTS, N // PARTS, 64], OPERAND)
+            count = gl.minimum(tiles - chunk * share, share)
+            for one in gl.static_range(c.G if c.MULTIPLIERS > 1 else 0):
+                there = gl.where(block + one < blocks, count, 0)
+                if one == OWN:
+                    acc0, slot, phase = multiply_bytes(acc0, there, chunk, x, slot, phase, ring, c)
+                else:
+                    slot, phase = skip_block(slot, phase, there, c.S)
+            if DIGITS:
+                acc0, acc1, acc2, acc3, slot, phase = multiply_digits(
+                    (acc0, acc1, acc2, acc3), count, blocks - block, chunk, digits_at(place, activations, PARTS, N, c),
+                    (slot, phase), ring, c,
+                )  # fmt: skip
+            elif c.FORMAT > 3:
+                acc0, acc1, acc2, acc3, slot, phase = multiply_groups(
+                    (acc0, acc1, acc2, acc3), (count, width), blocks - block, chunk, x, (slot, phase), ring, c
+                )
+            elif c.MULTIPLIERS == 1:
+                acc0, slot, phase = multiply_bytes(acc0, count, chunk, x, slot, phase, ring, c)
+            if c.FORMAT < 4 and c.MULTIPLIERS == 1 and c.G > 1:
+                there = gl.where(block + 1 < blocks, count, 0)
+                acc1, slot, phase = multiply_bytes(acc1, there, chunk, x, slot, phase, ring, c)
+            if c.FORMAT < 4 and c.MULTIPLIERS == 1 and c.G > 2:
+                there = gl.where(block + 2 < blocks, count, 0)
+                acc2, slot, phase = multiply_bytes(acc2, there, chunk, x, slot, phase, ring, c)
+                there = gl.where(block + 3 < blocks, count, 0)
+                acc3, slot, phase = multiply_bytes(acc3, there, chunk, x, slot, phase, ring, c)
+            if chunk + 1 < chunks:
+                gl.thread_barrier()
+                mbarrier.arrive(activations.empty.index(place), count=1, pred=block + c.G >= blocks)
+                gl.thread_barrier()
+        if c.MULTIPLIERS == 1:
+            hand_over((acc0, acc1, acc2, acc3), results, number, c)
+        else:
+            hand_over_one(acc0, OWN, results, number, c)
+        # After the hand-over's barrier, because the exchange partition waits for the products; barriers after
+        # arrivals as in kernel.py.
+        last = (chunks_before + chunks - 1) % c.XS
+        mbarrier.arrive(activations.empty.index(last), count=1, pred=block + c.G >= blocks)
+        gl.thread_barrier()
+        number += 1
+    return (acc0, acc1, acc2, acc3), slot, phase, number
 
 
 @gluon.jit

@@ -70,21 +70,22 @@ class NibbleTiles(TileFormat):
 def nibble_images(operands: Tensor) -> Tensor:
     """Pack operands A, uint8 [images, 64, 128] below 16: uint8 [images, 4096].
 
-    A word has rows r and r + 8 of 16, two neighbouring columns, and the same two of the second 64 columns. Its lower
-    half has the first column; from the lowest bit on: first row, its second 64 columns, second row, likewise. Words in
-    order, slowest first: 32 of 64 columns, 16 rows, row in 8, pair of columns in 8, 8 columns in 32. So 16 bytes of a
-    thread are two 16-column steps of its own part of either half of A.
+    A word has two neighbouring columns of a row, those 16 columns on, and the same four of the second 64 columns. Its
+    lower half has the first column of each pair; from the lowest bit on: the column, in the second 64 columns, 16
+    columns on, likewise. Words in order, slowest first: 32 of 64 columns, 16 rows, row in 8, pair of columns in 8, half
+    of 16 rows, 8 columns in 16. So 16 bytes of a thread are two 16-column steps of its own part of either half of A,
+    and four bytes' lower or upper nibbles are columns of one row.
     """
-    # [16 rows, half of them, row in 8, half of the columns, 32 columns, 8 of them, pair, column]
-    cut = operands.view(-1, 4, 2, 8, 2, 2, 4, 4, 2).permute(0, 5, 1, 3, 7, 6, 8, 2, 4)
+    # [16 rows, half of them, row in 8, half of the columns, 32 columns, 16 of them, 8 of them, pair, column]
+    cut = operands.view(-1, 4, 2, 8, 2, 2, 2, 2, 4, 2).permute(0, 5, 1, 3, 8, 2, 7, 9, 6, 4)
     low, high = cut.reshape(-1, _IMAGE_BYTES, 2).unbind(-1)
     return (low | (high << 4)).view(-1, _IMAGE_BYTES)
 
 
 def codes_of(images: Tensor) -> Tensor:
     """Undo nibble_images: uint8 [images, 64, 128]."""
-    values = torch.stack((images & 15, images >> 4), dim=-1).view(-1, 2, 4, 8, 4, 4, 2, 2, 2)
-    return values.permute(0, 2, 7, 3, 8, 1, 5, 4, 6).reshape(-1, 64, 128)
+    values = torch.stack((images & 15, images >> 4), dim=-1).view(-1, 2, 4, 8, 4, 2, 2, 2, 2, 2)
+    return values.permute(0, 2, 5, 3, 9, 1, 8, 6, 4, 7).reshape(-1, 64, 128)
 
 
 def beside_images(of_groups: Tensor, group: int, shape: TileShape) -> Tensor:
