@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from onewave.base.errors import UnsupportedError
+from onewave.engine.grammar.gbnf import gbnf_as_lark, is_gbnf
 from onewave.engine.grammar.params import StructuredOutputsParams
 from onewave.engine.grammar.schemas import followable
 
@@ -42,15 +43,8 @@ def rules_of(form: StructuredOutputsParams, name: str) -> str:
 
 
 def as_lark(grammar: str) -> str:
-    """A grammar that is in Lark's syntax already, or in GBNF's or EBNF's. Raises ValueError."""
-    library()
-    from llguidance.gbnf_to_lark import any_to_lark
-
-    try:
-        whole = any_to_lark(grammar)
-    except Exception as error:  # its parser raises bare ones
-        raise ValueError(str(error)) from error
-    return _followed(whole)
+    """A grammar that is in Lark's syntax already, or in GBNF's. Raises ValueError."""
+    return gbnf_as_lark(grammar) if is_gbnf(grammar) else _followed(grammar)
 
 
 def _followed(grammar: str) -> str:

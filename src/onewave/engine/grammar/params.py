@@ -18,7 +18,7 @@ class StructuredOutputsParams:
     """The form of an output: exactly one of json, regex, choice, grammar, json_object. Names are vLLM's.
 
     json: a JSON schema, as a mapping or as text. regex: what the whole output matches, in the syntax of Rust's regex
-    crate. choice: the output is one of these strings. grammar: in Lark's syntax, or in GBNF's or EBNF's with `::=`.
+    crate. choice: the output is one of these strings. grammar: in Lark's syntax, or in GBNF's with `::=`.
     json_object: any JSON object.
     disable_any_whitespace: no whitespace between JSON tokens. whitespace_pattern: a regex of the whitespace that may
     stand there; by default one space, or a line break and at most 32 spaces. disable_additional_properties: objects
