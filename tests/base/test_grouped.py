@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from onewave.base.blocks import BLOCK_FORMATS, open_blocks
-from onewave.base.gguf_types import gguf_type_named
+from onewave.base.gguf_types import TYPES_BY_NAME
 from onewave.base.grouped import Code, GroupedMatrix, GroupFormat, GroupNumbers, Offset, e4m3_values
 
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
@@ -12,7 +12,7 @@ HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K"
 
 def random_blocks(qtype: str, rows: int, blocks: int) -> np.ndarray:
     """Random bytes with finite float16 numbers where the format has some, among them the smallest and largest."""
-    kind = gguf_type_named(qtype)
+    kind = TYPES_BY_NAME[qtype]
     rng = np.random.default_rng(rows)
     data = rng.integers(0, 256, (rows, blocks, kind.block_bytes), dtype=np.uint8)
     for start in HALVES.get(qtype, (0,)):

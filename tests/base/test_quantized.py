@@ -7,7 +7,7 @@ import pytest
 
 from onewave.base.blocks import BLOCK_FORMATS
 from onewave.base.errors import UnsupportedError
-from onewave.base.gguf_types import GGUF_TYPES, gguf_type_named
+from onewave.base.gguf_types import GGUF_TYPES, TYPES_BY_NAME
 from onewave.base.quantized import QuantizedRows
 
 QUANTIZED = [kind.name for kind in GGUF_TYPES.values() if kind.is_quantized]
@@ -15,7 +15,7 @@ QUANTIZED = [kind.name for kind in GGUF_TYPES.values() if kind.is_quantized]
 
 def random_rows(qtype: str, rows: int, blocks: int, seed: int = 0) -> QuantizedRows:
     """Return rows of random bytes whose leading scales, where the format has them, are finite."""
-    kind = gguf_type_named(qtype)
+    kind = TYPES_BY_NAME[qtype]
     halves = {"Q4_0": 1, "Q4_1": 2, "Q5_0": 1, "Q5_1": 2, "Q8_0": 1, "Q4_K": 2, "Q5_K": 2}.get(qtype, 0)
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, (rows * blocks, kind.block_bytes), dtype=np.uint8)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from onewave.base.gguf_types import gguf_type_named
+from onewave.base.gguf_types import TYPES_BY_NAME
 from onewave.base.grouped import Code, Codes, Floats, GroupedMatrix, GroupFormat, GroupNumbers, Offset
 
 _Bytes = npt.NDArray[np.uint8]
@@ -29,8 +29,7 @@ def open_blocks(data: _Bytes, qtype: str) -> GroupedMatrix:
 
     data: uint8 [rows, bytes of a row], whole blocks. qtype: a key of BLOCK_FORMATS.
     """
-    kind = gguf_type_named(qtype)
-    assert kind is not None
+    kind = TYPES_BY_NAME[qtype]
     rows = data.shape[0]
     blocks = data.reshape(rows, -1, kind.block_bytes)
     cols = blocks.shape[1] * kind.block_elements

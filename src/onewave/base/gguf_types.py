@@ -63,9 +63,4 @@ GGUF_TYPES: dict[int, GGUFType] = {
 PLAIN_TYPES: frozenset[str] = frozenset(t.name for t in GGUF_TYPES.values() if not t.is_quantized)
 """Types whose elements are ordinary numbers."""
 
-_BY_NAME = {t.name: t for t in GGUF_TYPES.values()}
-
-
-def gguf_type_named(name: str) -> GGUFType | None:
-    """Return the readable type of that name, or None."""
-    return _BY_NAME.get(name)
+TYPES_BY_NAME = {t.name: t for t in GGUF_TYPES.values()}

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from onewave.base.blocks import BLOCK_FORMATS, open_blocks
 from onewave.base.errors import UnsupportedError
-from onewave.base.gguf_types import gguf_type_named
+from onewave.base.gguf_types import TYPES_BY_NAME
 from onewave.base.grouped import GroupedMatrix, in_order
 from onewave.base.own_blocks import BLOCK, OWN_BLOCK_BYTES, open_own_blocks
 
@@ -49,7 +49,7 @@ def dequantize_rows(data: _Bytes, qtype: str) -> _Floats:
     data: uint8 [rows, bytes_per_row], whole blocks. Returns float32 [rows, cols].
     Raises UnsupportedError when the type needs the gguf library and that is missing or does not know it.
     """
-    kind = gguf_type_named(qtype)
+    kind = TYPES_BY_NAME.get(qtype)
     fast = _FAST.get(qtype)
     if fast is None:
         return _dequantize_with_gguf(data, qtype)

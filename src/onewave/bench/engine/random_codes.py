@@ -48,17 +48,14 @@ def random_codes(config: ModelConfig, program: WaveProgram, options: LoadOptions
     def layer(index: int) -> LayerWeights:
         own = made.layers[index]
         parts: dict[str, Any] = {name: stream.matrix(f"{name}{index}", *shape) for name, shape in shapes.items()}
-        parts |= {name: None if norm is None else torch.ones_like(norm) for name, norm in _norms(own)}
+        norms = {name: getattr(own, name) for name in ("input_norm", "post_norm", "q_norm", "k_norm")}
+        parts |= {name: None if norm is None else torch.ones_like(norm) for name, norm in norms.items()}
         return replace(own, **parts)
 
     layers = tuple(map(layer, range(config.num_layers)))
     embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=stream.dtype, device=stream.device)
     weights = replace(made, embedding=embedding.normal_(generator=dice), layers=layers, norm=ones)
     return StreamedModel(Llama(config, weights, max_model_len=options.positions(config)), stream)
-
-
-def _norms(layer: LayerWeights) -> list[tuple[str, torch.Tensor | None]]:
-    return [(name, getattr(layer, name)) for name in ("input_norm", "post_norm", "q_norm", "k_norm")]
 
 
 def _rows(count: int, cols: int, form: GroupRounding | MixedFormat, width: int, dice: torch.Generator) -> GroupedRows:

@@ -9,7 +9,7 @@ import torch
 
 from onewave.base.blocks import BLOCK_FORMATS, open_blocks
 from onewave.base.errors import WeightsError
-from onewave.base.gguf_types import PLAIN_TYPES, gguf_type_named
+from onewave.base.gguf_types import PLAIN_TYPES, TYPES_BY_NAME
 from onewave.base.grouped import GroupedMatrix
 from onewave.base.quantized import QuantizedRows, dequantize_rows
 from onewave.weights.formats.gguf_file import GGUFFile, GGUFTensor
@@ -97,8 +97,7 @@ def _as_rows(
     raw: np.ndarray[tuple[int], np.dtype[np.uint8]], tensor: GGUFTensor
 ) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     """View a quantised tensor's bytes as [rows, bytes per row]; leading dimensions are flattened into rows."""
-    kind = gguf_type_named(tensor.dtype)
-    assert kind is not None, "a file's table holds known types only"
+    kind = TYPES_BY_NAME[tensor.dtype]
     return raw.reshape(-1, tensor.shape[-1] // kind.block_elements * kind.block_bytes)
 
 
