@@ -156,7 +156,6 @@ class Endpoint:
 
 
 def to_json(body: Any) -> bytes:
-    """A body as it is sent."""
     return json.dumps(body).encode()
 
 

@@ -32,10 +32,9 @@ _LONG_TEXT = 10_000
 _NOT_APPLIED = ("padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask")
 
 
-def load_tokenizer(location: ModelLocation, metadata: Mapping[str, Any] | None = None) -> Tokenizer:
+def load_tokenizer(location: ModelLocation) -> Tokenizer:
     """The tokenizer that comes with a model.
 
-    metadata: a GGUF file's key-value pairs where the caller has read them already.
     Raises TokenizerError when there is none or it can't be read; generation from token ids needs none.
     """
     if location.path is None:
@@ -49,14 +48,11 @@ def load_tokenizer(location: ModelLocation, metadata: Mapping[str, Any] | None =
 
         return Tokenizer(hf_tokenizer_parts(location.path))
     from onewave.engine.text.gguf_tokenizer import gguf_tokenizer_parts
+    from onewave.weights.formats.gguf_file import GGUFFile
 
-    if metadata is None:
-        from onewave.weights.formats.gguf_file import GGUFFile
-
-        file = GGUFFile.open(location.path)
-        metadata = file.metadata
-        file.close()
-    return Tokenizer(gguf_tokenizer_parts(metadata, str(location.path)))
+    file = GGUFFile.open(location.path)
+    file.close()
+    return Tokenizer(gguf_tokenizer_parts(file.metadata, str(location.path)))
 
 
 class Tokenizer:

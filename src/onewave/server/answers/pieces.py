@@ -35,17 +35,14 @@ class Piece:
 
     @property
     def content(self) -> str:
-        """All content in it."""
         return self._text(thought=False)
 
     @property
     def reasoning(self) -> str:
-        """All thoughts in it."""
         return self._text(thought=True)
 
     @property
     def calls(self) -> list[CallPart]:
-        """All calls in it."""
         return [part for part in self.parts if isinstance(part, CallPart)]
 
     def __bool__(self) -> bool:
@@ -74,7 +71,6 @@ class PlainReader:
     """All of the text is content."""
 
     def push(self, text: str, *, last: bool) -> Piece:
-        """The text itself."""
         del last
         return Piece.of(text)
 

@@ -137,7 +137,6 @@ class _Rules:
         return "thought gap " if at is Thought.OPEN else f"({self._mark(marks.begin)} thought gap)? "
 
     def text(self, form: StructuredOutputsParams) -> str:
-        """A text of a form."""
         try:
             self.found.append(rules_of(form, "text"))
         except ValueError as error:
