@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onewave.bench.clock import recorded, time_in_rounds
 from onewave.bench.engine.latency import decode_weight_bytes, kv_bytes_read
-from onewave.bench.engine.wave import WaveCase, WaveResult, traced_step
+from onewave.bench.engine.wave import WaveCase, WaveResult, random_step, traced_step
 from onewave.engine.load.self_check import self_check
 from onewave.engine.load.streamed import StreamedModel
 from onewave.models.decode_wave import DecodeWave
@@ -56,8 +56,7 @@ def measure_plans(
     runs: dict[str, tuple[Callable[[], object], int]] = {}
     found: dict[str, tuple[Tensor, float, StreamedModel]] = {}
     waves: dict[str, DecodeWave] = {}
-    inputs: tuple[Tensor, Tensor, Tensor] | None = None
-    kv = None
+    shared = None
     for name, plan in plans.items():
         show(f"loading for {name}")
         made = load(plan.program)
@@ -65,19 +64,14 @@ def measure_plans(
         wave = waves[name] = DecodeWave(model, batch=batch, stream=made.stream)
         difference = self_check(model, wave, batch)
         wave.wave.check()
-        if kv is None or inputs is None:
-            kv = model.new_cache(num_slots=batch, capacity=context + 1)
-            kv.k.normal_()
-            kv.v.normal_()
-            rows = torch.arange(batch, device=device)
-            inputs = rows, torch.full_like(rows, context), rows.clone()
+        kv, inputs = shared = shared or random_step(model, batch, context)
         wave.bind_cache(kv)
         logits = wave(*inputs).clone()
         found[name] = logits, difference, made
         out = torch.empty_like(logits)
 
         runs[name] = recorded([partial(wave.wave.decode, *inputs, out)], device), 1
-    assert inputs is not None
+    assert shared is not None
     show("timing the plans")
     first, _, made = next(iter(found.values()))
     device, config = made.model.device, made.model.config
@@ -104,7 +98,7 @@ def measure_plans(
     traces = {}
     if case.traced:
         logits = torch.empty_like(first)
-        traces = {name: traced_step(wave, *inputs, logits) for name, wave in waves.items()}
+        traces = {name: traced_step(wave, *shared[1], logits) for name, wave in waves.items()}
     for wave in waves.values():
         wave.wave.check()
     return results, traces

@@ -214,6 +214,15 @@ def measure_wave(
     return results, traced
 
 
+def random_step(model: Llama, batch: int, context: int) -> tuple[KVCache, tuple[Tensor, Tensor, Tensor]]:
+    """A cache of `context` random keys a sequence; tokens, positions and slots of the next step."""
+    kv = model.new_cache(num_slots=batch, capacity=context + 1)
+    kv.k.normal_()
+    kv.v.normal_()
+    rows = torch.arange(batch, device=model.device)
+    return kv, (rows, torch.full_like(rows, context), rows.clone())
+
+
 def traced_step(wave: DecodeWave, *inputs: Tensor) -> Trace:
     """Trace some launches of a decode step; each time is their median. inputs: of Wave.decode."""
     return Trace.median([wave.wave.trace_decode(*inputs) for _ in range(_TRACED_LAUNCHES)])

@@ -59,7 +59,8 @@ def replay_all(
     trace: Trace, device: torch.device, *, reps: int, show: Callable[[str], None] = lambda text: None
 ) -> list[Replayed]:
     """Replay a trace through each allocator `reps` times, in turns, begun anew and twice each time; and plan it."""
-    if device.type == "cuda" and device.index is None:  # PyTorch's allocator wants the number
+    # PyTorch's allocator wants the number.
+    if device.type == "cuda" and device.index is None:  # pyright: ignore[reportUnnecessaryComparison] (stubs say int)
         device = torch.device("cuda", current_device())
     peak = trace.peak_bytes
     makers = peers_of(device)

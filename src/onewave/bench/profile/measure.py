@@ -14,7 +14,7 @@ from onewave.base.weight_formats import find_format
 from onewave.bench.clock import recorded, time_calls
 from onewave.bench.energy import BoardEnergy, measure_energy
 from onewave.bench.engine.ahead import make_ready
-from onewave.bench.engine.wave import WaveCase, traced_step
+from onewave.bench.engine.wave import WaveCase, random_step, traced_step
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.sketches import sketch
 from onewave.engine.load.streamed import StreamedModel
@@ -184,10 +184,7 @@ def measure_decode(made: StreamedModel, batch: int, context: int, *, reps: int, 
 def step_of(made: StreamedModel, batch: int, context: int) -> tuple[DecodeWave, partial[Tensor]]:
     """Return a wave and a decode step of it after `context` random keys a sequence, with the arguments of `decode`."""
     model, wave = made.model, DecodeWave(made.model, batch=batch, stream=made.stream)
-    kv = model.new_cache(num_slots=batch, capacity=context + 1)
-    kv.k.normal_()
-    kv.v.normal_()
+    kv, inputs = random_step(model, batch, context)
     wave.bind_cache(kv)
-    rows = torch.arange(batch, device=model.device)
     logits = torch.empty(batch, model.config.vocab_size, device=model.device)
-    return wave, partial(wave.wave.decode, rows, torch.full_like(rows, context), rows.clone(), logits)
+    return wave, partial(wave.wave.decode, *inputs, logits)

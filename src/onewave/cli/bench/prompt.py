@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from itertools import chain, product
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -63,11 +63,8 @@ def prompt(
     location = resolve(asked.model, Settings.from_env(), revision=asked.revision, load_format="dummy") if peer else None
     if location is not None:
         check_transformers(location, asked="bench prompt --peer")
-    more: dict[str, Any] = {
-        "max_model_len": max(lengths) + 1,
-        "max_num_seqs": max(batches),
-    }
-    llm = open_llm(asked, **more, enable_prefix_caching=False).llm
+    room = {"max_model_len": max(lengths) + 1, "max_num_seqs": max(batches)}
+    llm = open_llm(asked, **room, enable_prefix_caching=False).llm
     sizes, notes = list(product(batches, lengths)), list[str]()
     own = measure_prompts(llm, sizes, reps=reps, warmup=warmup, show=show_status, note=notes.append)
 

@@ -120,7 +120,6 @@ def ops(
     attentions, others = chosen_operators(names or [])
     if attentions:
         _refuse_step_options(call, ", ".join(attentions))
-    if attentions:
         kind, where = _attention_dtype(dtype, device)
         bench_attention(
             attentions,
