@@ -79,23 +79,25 @@ def test_masks_queries_and_splits_have_the_triton_kernels_bits(shape: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("cache", "dtype", "dim", "lengths"),
+    ("cache", "dtype", "shape", "lengths"),
     [
-        (torch.int8, torch.bfloat16, 128, RAGGED),
-        (torch.int8, torch.float16, 80, [3000]),
-        (torch.float8_e4m3fn, torch.bfloat16, 128, ODD),
-        (torch.float8_e4m3fn, torch.float16, 128, [4096] * 100),
-        (torch.float8_e4m3fn, torch.bfloat16, 96, [4096]),
-        (torch.int8, torch.bfloat16, 64, ODD),
-        (torch.int8, torch.float16, 48, [4096]),
-        (torch.float8_e4m3fn, torch.bfloat16, 64, RAGGED),
-        (torch.float8_e4m3fn, torch.float16, 64, [4096] * 100),
+        (torch.int8, torch.bfloat16, {"dim": 128}, RAGGED),
+        (torch.int8, torch.float16, {"dim": 80}, [3000]),
+        (torch.float8_e4m3fn, torch.bfloat16, {"dim": 128}, ODD),
+        (torch.float8_e4m3fn, torch.float16, {"dim": 128}, [4096] * 100),
+        (torch.float8_e4m3fn, torch.bfloat16, {"dim": 96}, [4096]),
+        (torch.int8, torch.bfloat16, {"dim": 64}, ODD),
+        (torch.int8, torch.float16, {"dim": 48}, [4096]),
+        (torch.float8_e4m3fn, torch.bfloat16, {"dim": 64}, RAGGED),
+        (torch.float8_e4m3fn, torch.float16, {"dim": 64}, [4096] * 100),
+        (torch.float8_e4m3fn, torch.bfloat16, {"dim": 64, "heads": 112}, RAGGED),
+        (torch.int8, torch.bfloat16, {"dim": 64, "heads": 80}, [3000]),
     ],
 )
 def test_a_cache_in_8_bits_has_the_triton_kernels_bits(
-    cache: torch.dtype, dtype: torch.dtype, dim: int, lengths: list[int]
+    cache: torch.dtype, dtype: torch.dtype, shape: dict[str, int], lengths: list[int]
 ) -> None:
-    q, k, v, seq_lens = operands(lengths, dim=dim, dtype=dtype)
+    q, k, v, seq_lens = operands(lengths, dtype=dtype, **shape)
     k, v = ((each.float() * 40).nan_to_num(127).clamp(-128, 127).to(cache) for each in (k, v))
     k_scale, v_scale = (torch.linspace(0.01, 0.03, 8, device="cuda") for _ in "kv")
     check(q, k, v, seq_lens, k_scale=k_scale, v_scale=v_scale)

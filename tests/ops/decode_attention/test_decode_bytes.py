@@ -41,27 +41,35 @@ def test_every_byte_has_its_value_in_every_place(dtype: torch.dtype, kind: Any, 
         np.testing.assert_array_equal(found, known[places[:, of]])
 
 
+SCALES = {"k_scale": torch.tensor([0.02, 0.03]), "v_scale": torch.tensor([0.5, 0.01])}
+
+
 def in_bytes(dtype: torch.dtype, cache: Tensor) -> Tensor:
     """A cache in 8 bits, with the largest number of its dtype behind each row's keys."""
     return (cache * 40).nan_to_num(448 if dtype.is_floating_point else 127).to(dtype)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "dim", "page", "options"),
+    ("dtype", "heads", "dim", "page", "options"),
     [
-        (torch.int8, 128, None, {"k_scale": torch.tensor([0.02, 0.03]), "v_scale": torch.tensor([0.5, 0.01])}),
-        (torch.float8_e4m3fn, 96, 64, {"k_scale": torch.tensor([0.02, 0.03]), "v_scale": torch.tensor([0.5, 0.01])}),
-        (torch.float8_e4m3fn, 128, 16, {"scale": 0.002, "window": 70}),
-        (torch.float8_e4m3fn, 64, None, {"k_scale": torch.tensor([0.02, 0.03]), "v_scale": torch.tensor([0.5, 0.01])}),
-        (torch.int8, 48, 16, {"scale": 0.002, "window": 70}),
+        (torch.int8, 4, 128, None, SCALES),
+        (torch.float8_e4m3fn, 4, 96, 64, SCALES),
+        (torch.float8_e4m3fn, 4, 128, 16, {"scale": 0.002, "window": 70}),
+        (torch.float8_e4m3fn, 28, 64, None, SCALES),
+        (torch.int8, 4, 48, 16, {"scale": 0.002, "window": 70}),
     ],
 )
 def test_a_cache_in_8_bits_is_widened_and_scaled(
-    dtype: torch.dtype, dim: int, page: int | None, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    heads: int,
+    dim: int,
+    page: int | None,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gluon_impl, "stream_kernel", Gpu())
     lengths = [1, 63, 64, 520, 0, 300]
-    q, k, v, seq_lens = case(lengths, dim=dim, capacity=576)
+    q, k, v, seq_lens = case(lengths, heads, dim, capacity=576)
     k, v = (in_bytes(dtype, cache) for cache in (k, v))
     right = reference(q.double(), k, v, seq_lens, **options)[0]
     paged: dict[str, Any] = {}

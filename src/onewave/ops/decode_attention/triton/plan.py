@@ -163,8 +163,7 @@ def _in_two_tiles(sizes: DecodeSizes) -> bool:
 
     Not groups of 16 and not wider heads: large batches lose more than small ones gain (docs/log/decode-attention.md).
     """
-    narrow = sizes.head_dim <= 64 and sizes.kv_itemsize == 2
-    return narrow and sizes.num_queries == 1 and 8 < sizes.num_heads // sizes.num_kv_heads < 16
+    return sizes.head_dim <= 64 and sizes.num_queries == 1 and 8 < sizes.num_heads // sizes.num_kv_heads < 16
 
 
 def _merged_at_once(rows: int, columns: int) -> int:
