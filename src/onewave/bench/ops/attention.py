@@ -127,13 +127,21 @@ class Engine:
     """One implementation. prepare: builds a call on operands, which returns out [batch, heads, queries, head_dim].
 
     graph: whether its calls can be recorded (nothing is read back to the host). scores_bytes: the memory that its
-    scores take per element, 0 for one that never stores them.
+    scores take per element, 0 for one that never stores them. cache_bytes: of a number in the cache that it reads; None
+    for the operands' own.
     """
 
     name: str
     prepare: Callable[[Operands], Callable[[], Tensor]]
     graph: bool = True
     scores_bytes: int = 0
+    cache_bytes: int | None = None
+
+    def nbytes(self, operands: Operands) -> int:
+        """Moved at least by a call on such operands."""
+        if self.cache_bytes is None:
+            return operands.nbytes
+        return 2 * operands.q.nbytes + (operands.k.numel() + operands.v.numel()) * self.cache_bytes
 
 
 @dataclass(frozen=True)
@@ -240,7 +248,7 @@ def compare(
             engine=engine.name,
             operands=(first.shape, first.causal),
             flops=first.flops,
-            nbytes=first.nbytes,
+            nbytes=engine.nbytes(first),
             seconds=seconds.get(engine.name),
             failure=failures.get(engine.name),
             difference=_compared(outputs, engine.name, OURS, lambda off, _: off.abs().max().item()),

@@ -1,6 +1,7 @@
 """The engines of the attention benchmark: our kernels, the reference, PyTorch's, and FlashAttention's."""
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from onewave.ops.masked_multihead_attention.op import masked_multihead_attention
 # Module names of FlashAttention; of 3's wheels: PyPI's fa3-fwd, and its own repository's.
 _FLASH = {"flash-attn 2": ("flash_attn",), "flash-attn 3": ("fa3_fwd_interface", "flash_attn_interface")}
 _FLOAT32 = 4
+_BYTES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 _Call = Callable[[], Tensor]
 
@@ -36,6 +38,10 @@ def decode_engines(device: torch.device) -> tuple[list[Engine], list[str]]:
     """The same for a decode step."""
     engines = [
         _decode_backend(OURS, "auto"),
+        *(
+            Engine(f"{OURS}, {name} cache", partial(_decode_bytes, dtype), cache_bytes=1)
+            for name, dtype in _BYTES.items()
+        ),
         # It reads the lengths on the host, which no graph can hold.
         _decode_backend(REFERENCE, "reference", graph=False),
         *_torch_engines(),
@@ -65,6 +71,15 @@ def _decode_backend(name: str, backend: str, *, graph: bool = True) -> Engine:
         return lambda: cast("Tensor", decode_attention(o.q, o.k, o.v, o.seq_lens, backend=backend))
 
     return Engine(name, prepare, graph)
+
+
+def _decode_bytes(dtype: torch.dtype, o: Operands) -> _Call:
+    """Decode attention over a copy of the cache in bytes, with a scale a KV head."""
+    most = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
+    scales = [t.float().abs().amax((0, 2, 3)) / most for t in (o.k, o.v)]
+    wide = [t / scale[:, None, None] for t, scale in zip((o.k, o.v), scales, strict=True)]
+    k, v = ((t.round() if dtype == torch.int8 else t).to(dtype) for t in wide)
+    return lambda: cast("Tensor", decode_attention(o.q, k, v, o.seq_lens, k_scale=scales[0], v_scale=scales[1]))
 
 
 def _mmha(o: Operands, backend: str) -> _Call:
