@@ -264,7 +264,9 @@ class Gluon:
 
 
 _ATTEND = "attend.byte_cache attend.combine attend.streamed attend.cached attend.publish attend.attend attend.merge"
-_WIDEN = "widen.operands widen.digits widen.six_bits widen.groups widen.wide widen.widen"
+_WIDEN = (
+    "widen.operands widen.digits widen.nested_digits widen.halves widen.six_bits widen.groups widen.wide widen.widen"
+)
 _NAMES = f"records finish {_ATTEND} exchange hand_over {_WIDEN} load kernel"
 WAVE = tuple(import_module(f"onewave.wave.kernel.{name}") for name in _NAMES.split())
 """The modules of the wave kernel."""

@@ -168,14 +168,51 @@ def step_numbers(words: Array, SIXTEENTHS: int) -> tuple[Array, ...]:
     return tuple(wrapped(raw[..., at] / np.float32(16 if SIXTEENTHS and at % 2 == 0 else 1)) for at in range(4))
 
 
+def unsigned_nibbles(values: Array) -> tuple[Array, ...]:
+    """nested_digits.unsigned_nibbles without PTX."""
+    raw = np.asarray(values).view(np.uint8)
+    return tuple(wrapped(nibble.view(np.int8)) for nibble in (raw & 15, raw >> 4))
+
+
+def six_bytes(*planes: Array) -> tuple[Array, ...]:
+    """nested_digits.six_bytes without PTX."""
+    first, second, third = (np.asarray(plane).view(np.uint8) for plane in planes)
+    fourth = first << 6 | (second & 3) << 4 | (third & 3) << 2
+    return tuple(wrapped((byte & 252).view(np.int8)) for byte in (first, second, third, fourth))
+
+
+def every_other(digits: Array) -> tuple[Array, ...]:
+    """nested_digits.every_other without PTX."""
+    first = np.arange(digits.shape[1])[:, None] % 2 == 0
+    return tuple(wrapped(np.where(kept, digits, np.int8(0))) for kept in (first, ~first))
+
+
+def step_integers(words: Array) -> tuple[Array, ...]:
+    """nested_digits.step_integers without PTX."""
+    raw = np.ascontiguousarray(words).view(np.int8).reshape(*words.shape, 4).astype(np.int32)
+    return tuple(wrapped(raw[..., at]) for at in range(4))
+
+
+def two_integers(pairs: Array) -> tuple[Array, ...]:
+    """halves.two_integers without PTX."""
+    return tuple(wrapped(byte.astype(np.int8).astype(np.int32)) for byte in (np.asarray(pairs) & 255, pairs >> 8))
+
+
+def wide_bytes(values: Array) -> Array:
+    """halves.wide_bytes without PTX."""
+    # 16 columns, 8 of them, column of a pair, half of 16 rows
+    cut = (np.asarray(values) ^ np.int8(-128)).reshape(*values.shape[:-1], -1, 2, 2, 2, 2)
+    return wrapped(np.moveaxis(cut, (-3, -1, -2, -4), (-4, -3, -2, -1)).reshape(values.shape))
+
+
 def sixes(first: Array, second: Array, third: Array, DTYPE: Any) -> tuple[Array, ...]:
     """six_bits.sixes without PTX."""
-    halves = [np.ascontiguousarray(word).view(np.uint16).reshape(*word.shape, 2) for word in (first, second, third)]
-    one, two, three = (half.astype(int) for half in halves)
-    pairs = [word >> shift & 63 for word in (one, two, three) for shift in (0, 6)]
-    pairs += [one >> 12 | (three >> 12 & 3) << 4, two >> 12 | (three >> 14) << 4]
+    planes = [np.ascontiguousarray(word).view(np.int8) for word in (first, second, third)]
+    quads = [quad.reshape(*first.shape, 2, 2) for quad in six_bytes(*planes)]  # column of a pair, 16 columns
     unit = 2.0**-24 if DTYPE is np.float16 else 2.0**-133
-    made = [((pair - 32) * unit).astype(DTYPE).view(np.int16) for pair in pairs]
+    made = [
+        (quad[..., sixteen].astype(int) * unit).astype(DTYPE).view(np.int16) for sixteen in range(2) for quad in quads
+    ]
     return tuple(wrapped(pair[..., column]) for pair in made for column in range(2))
 
 
@@ -250,7 +287,8 @@ def listed_numbers(thread: Array, word: Array) -> tuple[Array, ...]:
 
 _WITHOUT_PTX = (
     widened, widened_pairs, raised, nibbles, unsigned_bytes, both, step_numbers, sixes, half_pairs, key_pairs,
-    compact_numbers, listed_numbers, nibble_bytes, digit_words,
+    compact_numbers, listed_numbers, nibble_bytes, digit_words, unsigned_nibbles, six_bytes, every_other, step_integers,
+    two_integers, wide_bytes,
 )  # fmt: skip
 WITHOUT_PTX: dict[str, Any] = {function.__name__: function for function in _WITHOUT_PTX}
 """NumPy in place of PTX, by the name of the kernel's function."""

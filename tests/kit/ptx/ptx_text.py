@@ -68,4 +68,8 @@ def _made(op: str, sources: list[np.ndarray]) -> np.ndarray:
     assert op == "prmt.b32", op
     selector = int(sources[2].flat[0])
     found = np.ascontiguousarray(np.stack((a, b), -1)).view(np.uint8)
-    return np.ascontiguousarray(found[:, [selector >> 4 * at & 7 for at in range(4)]]).view(np.uint32)[:, 0]
+    nibbles = [selector >> 4 * at & 15 for at in range(4)]
+    picked = found[:, [nibble & 7 for nibble in nibbles]]
+    signs = np.array([nibble > 7 for nibble in nibbles])  # of which there is nothing but the sign
+    made = np.where(signs, picked.view(np.int8) >> 7, picked.view(np.int8))
+    return np.ascontiguousarray(made, np.int8).view(np.uint32)[:, 0]

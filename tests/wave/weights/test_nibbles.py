@@ -106,15 +106,16 @@ def test_activations_keep_sixteen_bits_beside_the_largest_of_128_and_show_what_i
     words = rows.bfloat16().view(torch.int32).numpy().reshape(6, 1, 4, 2, 8)
     gl = Gluon(Memory(), 0, (1, 1), threading.Lock())
     space: dict[str, Any] = {"gl": gl, "tl": gl, "digit_words": digit_words, "_PLACED": digits._PLACED.value}
-    space |= {"_INFINITE": digits._INFINITE.value}
+    space |= {"_INFINITE": digits._INFINITE.value, "_PLACED_BITS": digits._PLACED_BITS.value}
     for made in (digits.digits_of, digits.larger, digits.placed, to_float):
         space[made.fn.__name__] = types.FunctionType(made.fn.__code__, space)
     parts = (wrapped(words[:, :, :, half].reshape(6, 1, 32)) for half in range(2))
-    *both, scale = space["digits_of"](*parts, ml_dtypes.bfloat16)
+    *both, scale, sums = space["digits_of"](*parts, ml_dtypes.bfloat16)
     high, low = (np.asarray(part).view(np.int8).reshape(6, 128).astype(float) for part in both)
     column = np.arange(128)
     place = column & ~31 | (column & 8) << 1 | (column & 6) << 1 | (column & 1) << 1 | column >> 4 & 1
     found = (256 * high + low)[:, place] * np.asarray(scale, float) * 2.0 ** (4 + 133 - 64)
+    assert (np.asarray(sums)[[0, 3, 4, 5], 0] == (256 * high + low).reshape(6, 4, 32).sum(2)[[0, 3, 4, 5]]).all()
     exact = rows.bfloat16().double().numpy()
     assert np.isnan(scale[1:3]).all()
     for row in (0, 3, 4, 5):

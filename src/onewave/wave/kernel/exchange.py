@@ -24,8 +24,19 @@ from onewave.wave.kernel.parameters import ExchangeSets, Site, Step
 from onewave.wave.kernel.records import copy_next_records, fence_records, place_word, record_of, record_word
 from onewave.wave.kernel.spin import delay, load_words, nanoseconds, poll_words, prefetch_bytes, spin_counter
 from onewave.wave.kernel.widen.byte_values import raised
-from onewave.wave.kernel.widen.digits import digits_of, store_digits
-from onewave.wave.kernel.words import FLAG, KIND, PLACE, WORD, is_mixed, takes_digits, tile_bytes
+from onewave.wave.kernel.widen.digits import digits_apart, digits_in_rows, digits_of, store_digits
+from onewave.wave.kernel.words import (
+    FLAG,
+    KIND,
+    PLACE,
+    WORD,
+    halves_apart,
+    in_digits,
+    is_mixed,
+    is_nested,
+    takes_digits,
+    tile_bytes,
+)
 
 
 @gluon.jit
@@ -199,10 +210,7 @@ def load_activations(step, site, source, chunks, chunks_before, activations, c):
     DIGITS: gl.constexpr = takes_digits(c.FORMAT, c.NB)
     HALF: gl.constexpr = c.PC * 32
     if DIGITS:  # columns 16 apart in the two halves of a row, so that one thread has both
-        near = (word % HALF // 32) * 64 + (word & 24) * 2 + (word // HALF) * 8 + word % 8
-        if is_mixed(c.FORMAT):
-            near = gl.where(record_word(step.record, WORD.WIDTH) <= 1, near, word)
-        word = near
+        word = (word % HALF // 32) * 64 + (word & 24) * 2 + (word // HALF) * 8 + word % 8
     in_slice = ((word // 64) * (Q * 64) + word % 64)[None, :] + ((n // c.NB) * 64)[:, None]
     sequence = (n % c.NB)[:, None] + (word * 0)[None, :]
     given = first < 0
@@ -242,10 +250,11 @@ def load_activations(step, site, source, chunks, chunks_before, activations, c):
             mbarrier.wait(activations.empty.index(place), parity)
         stored = activations.places[0].index(place)._reinterpret(gl.int32, [N, c.PC * 64], STORED)
         if DIGITS and is_mixed(c.FORMAT):
-            if record_word(step.record, WORD.WIDTH) <= 1:
+            if in_digits(record_word(step.record, WORD.WIDTH), c):
                 store_chunk(words, place, activations, c)
             else:
-                stored.store(raised(words, c.DTYPE, c.FORMAT))
+                ordered = gl.permute(gl.reshape(words, [N, 2, c.PC, 4, 8]), (0, 2, 3, 1, 4))
+                stored.store(gl.reshape(raised(ordered, c.DTYPE, c.FORMAT), [N, c.PC * 64]))
         elif DIGITS:
             store_chunk(words, place, activations, c)
         else:
@@ -277,8 +286,13 @@ def store_chunk(words, place, activations, c):
     """Store a chunk of activations in digits. words: [N, PC * 64], of columns 16 apart in the two halves of a row."""
     N: gl.constexpr = words.shape[0]
     first, second = gl.split(gl.permute(gl.reshape(words, [N, 2, c.PC, 32]), (2, 0, 3, 1)))
-    values, scales = activations.places
-    store_digits(digits_of(first, second, c.DTYPE), values.index(place), scales.index(place))
+    digits = digits_in_rows(digits_of(first, second, c.DTYPE))
+    if halves_apart(c.FORMAT, c.NB):
+        digits = digits_apart(digits)
+    store_digits(digits, activations.places[0].index(place), activations.places[1].index(place))
+    if is_nested(c.FORMAT):
+        PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+        activations.places[2].index(place)._reinterpret(gl.int32, [c.PC, 4 * N], PLAIN).store(digits[2])
 
 
 @gluon.jit

@@ -76,10 +76,13 @@ def give(result, first: gl.constexpr, results, number, c):
 def wanted_part(acc, c):
     """Sum a row block's product over its tile's column groups (layout.py): [64, NB].
 
-    acc: [64, N], or in parts (widen.parts_of). A row's result is in the columns of its own column group.
+    acc: [64, N], or in parts (widen.parts_of), or as halves.kept_sums keeps it. A row's result is in the columns of its
+    own column group.
     """
     Q: gl.constexpr = 64 // c.R
-    if len(acc.shape) == 3:
+    if len(acc.shape) == 4:
+        return gl.reshape(gl.permute(gl.sum(acc, axis=2), (0, 2, 1)), [64, 1])
+    elif len(acc.shape) == 3:
         P: gl.constexpr = acc.shape[0]
         if Q > P:
             rows = gl.arange(0, 64 // P, layout=gl.SliceLayout(0, gl.SliceLayout(2, acc.type.layout)))

@@ -103,6 +103,8 @@ from onewave.wave.kernel.words import (
     box_rows,
     boxes_of,
     copied_rows,
+    halves_apart,
+    is_nested,
     scale_rows,
     takes_digits,
 )
@@ -357,7 +359,8 @@ def wave_kernel(
     TWO: gl.constexpr = MULTIPLIERS == 2 and G == 2 and FORMAT > 0 and S > FLIGHT + PC // IMAGES
     gl.static_assert(MULTIPLIERS == 1 or TWO)
     tiles = gl.allocate_shared_memory(DTYPE, [S * BOXES, BOX, 64], weights.layout)
-    xs = gl.allocate_shared_memory(DTYPE, [XS, N, PC * 128], OPERAND)
+    APART: gl.constexpr = 1 + halves_apart(FORMAT, NB)
+    xs = gl.allocate_shared_memory(DTYPE, [XS, N * APART, PC * 128], OPERAND)
     parts = gl.allocate_shared_memory(gl.float32, [2, NB, G * 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     if D > 0:
         memory = attention_memory(c)
@@ -385,8 +388,11 @@ def wave_kernel(
         boxes = (weights,)
         ring = Channel(places=(tiles,), full=full, empty=empty)
     if takes_digits(FORMAT, NB):
-        xscales = gl.allocate_shared_memory(gl.float32, [XS, PC, N], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+        xscales = gl.allocate_shared_memory(gl.float32, [XS, PC, N * APART], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
         activations = Channel(places=(xs, xscales), full=xfull, empty=xempty)
+        if is_nested(FORMAT):
+            xsums = gl.allocate_shared_memory(gl.int32, [XS, PC, 4 * N], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+            activations = Channel(places=(xs, xscales, xsums), full=xfull, empty=xempty)
     else:
         activations = Channel(places=(xs,), full=xfull, empty=xempty)
     results = Channel(places=parts, full=pfull, empty=pempty)

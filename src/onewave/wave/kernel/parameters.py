@@ -19,8 +19,8 @@ class Channel(namedtuple("Channel", "places full empty")):
     """Shared-memory places that one partition (or TMA) fills and another empties.
 
     places: the buffer, one place an index; of the ring a tuple: tiles and, for compact weights, the words beside a
-    tile's planes and its list; of activations a tuple: values and, for digits, scales. full, empty: mbarriers, one a
-    place.
+    tile's planes and its list; of activations a tuple: values and, for digits, scales and sums. full, empty:
+    mbarriers, one a place.
     """
 
 

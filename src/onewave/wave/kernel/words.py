@@ -94,9 +94,27 @@ def is_nested(FORMAT) -> int:
 
 @gluon.constexpr_function
 def takes_digits(FORMAT, NB) -> int:
-    """Whether 4-bit weights are multiplied by activations in digits of eight bits (widen/digits.py): those without
-    minima, for up to DIGITS_BATCH sequences."""
-    return int(4 <= FORMAT % 16 <= 6 and NB <= DIGITS_BATCH)
+    """Whether 4-bit weights are multiplied by activations in digits of eight bits (widen/digits.py): nested ones and
+    those without minima, for up to DIGITS_BATCH sequences."""
+    return int(FORMAT % 16 in (4, 5, 6, 10) and NB <= DIGITS_BATCH)
+
+
+@gluon.constexpr_function
+def halves_apart(FORMAT, NB) -> int:
+    """Whether the halves of an image's columns are in products' columns of their own (widen/nested_digits.py)."""
+    return int(is_nested(FORMAT) and NB == 1)
+
+
+@gluon.jit
+def in_digits(width, c):
+    """Whether a step's activations are, where a launch takes_digits: of 4-bit and of 6-bit weights, and of nested 8-bit
+    ones for one sequence."""
+    if halves_apart(c.FORMAT, c.NB):
+        return width < 4
+    elif is_nested(c.FORMAT):
+        return (width <= 1) | (width == SIX)
+    else:
+        return width <= 1
 
 
 @gluon.constexpr_function

@@ -207,12 +207,14 @@ def _unpack_sixes_kernel(
     line, column = place // 128, place % 128
     tile = stream + tl.load(places + first_block * tiles + number).to(tl.int64) * TILE
     # The order of six_bits.six_images.
-    rows, half, pair = line // 16 * 8 + line % 8, line // 8 % 2, column // 8 % 4 * 2 + line // 8 % 2
-    at = ((rows * 4 + column // 2 % 4) * 4 + column // 32) * 2 + column % 2
-    words = (tile + image * 6144).to(tl.pointer_type(tl.int16)) + at
-    code = tl.load(words + tl.where(pair < 6, pair // 2, pair - 6) * 1024).to(tl.int32)
-    third = tl.load(words + 2048).to(tl.int32)
-    code = tl.where(pair < 6, code >> (pair % 2 * 6) & 63, code >> 12 & 15 | (third >> (pair * 2) & 3) << 4)
+    rows, half, plane = line // 16 * 8 + line % 8, line // 8 % 2, column // 8 % 2 * 2 + line // 8 % 2
+    at = ((rows * 4 + column // 2 % 4) * 4 + column // 32) * 4 + column % 2 * 2 + column // 16 % 2
+    first = tl.load(tile + image * 6144 + at).to(tl.int32)
+    second = tl.load(tile + image * 6144 + 2048 + at).to(tl.int32)
+    third = tl.load(tile + image * 6144 + 4096 + at).to(tl.int32)
+    fourth = ((first & 3) << 4) | ((second & 3) << 2) | (third & 3)
+    own = tl.where(plane == 0, first, tl.where(plane == 1, second, third))
+    code = tl.where(plane == 3, fourth, own >> 2) ^ 32
     steps = (tile + IMAGES * 6144 + image * 512).to(tl.pointer_type(tl.int8))
     step = tl.load(steps + rows * 16 + column // 32 * 4 + half * 2 + column // 16 % 2)
     scale = tl.load((tile + IMAGES * 7168 + image * 128).to(tl.pointer_type(tl.float16)) + rows * 2 + half)

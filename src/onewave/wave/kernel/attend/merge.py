@@ -17,8 +17,8 @@ from onewave.wave.kernel.finish import bits16, to_float
 from onewave.wave.kernel.records import record_word
 from onewave.wave.kernel.spin import poll_splits
 from onewave.wave.kernel.widen.byte_values import raised
-from onewave.wave.kernel.widen.digits import digits_of, store_digits
-from onewave.wave.kernel.words import WORD, is_mixed, takes_digits, times_of
+from onewave.wave.kernel.widen.digits import digits_apart, digits_in_rows, digits_of, store_digits
+from onewave.wave.kernel.words import WORD, halves_apart, in_digits, is_mixed, is_nested, takes_digits, times_of
 from onewave.wave.plan.layout import MAX_SPLITS, POLLED_SPLITS
 
 _MAX_SPLITS = gl.constexpr(MAX_SPLITS)
@@ -66,7 +66,7 @@ def load_merged(step, site, chunks, chunks_before, activations, c):
             words = poll_merged(pointers, lses, real, used, site, c)
             ordered = gl.reshape(gl.permute(gl.reshape(words, [1, T, Q, 64]), (2, 0, 1, 3)), [Q, T * 64])
             if DIGITS and is_mixed(c.FORMAT):
-                if record_word(record, WORD.WIDTH) <= 1:
+                if in_digits(record_word(record, WORD.WIDTH), c):
                     store_piece(words, place, piece, activations, c)
                 else:
                     rows.index(piece).store(raised(ordered, c.DTYPE, c.FORMAT))
@@ -88,10 +88,17 @@ def store_piece(words, place, piece, activations, c):
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     near = gl.reshape(gl.convert_layout(words, pairs_of_sixteen(words.shape[0], c.XW)), [T, Q, 4, 2, 8])
     even, odd = gl.split(gl.permute(near, (0, 1, 2, 4, 3)))
+    APART: gl.constexpr = 1 + halves_apart(c.FORMAT, c.NB)
     digits = digits_of(gl.reshape(even, [T, Q, 32]), gl.reshape(odd, [T, Q, 32]), c.DTYPE)
-    rows = activations.places[0].index(place)._reinterpret(gl.int32, [c.PC // T, T * Q * 2, 32], STORED)
-    scales = activations.places[1].index(place)._reinterpret(gl.float32, [c.PC // T, T, Q], PLAIN)
+    digits = digits_in_rows(digits)
+    if APART > 1:
+        digits = digits_apart(digits)
+    rows = activations.places[0].index(place)._reinterpret(gl.int32, [c.PC // T, T * Q * 2 * APART, 32], STORED)
+    scales = activations.places[1].index(place)._reinterpret(gl.float32, [c.PC // T, T, Q * APART], PLAIN)
     store_digits(digits, rows.index(piece), scales.index(piece))
+    if is_nested(c.FORMAT):
+        sums = activations.places[2].index(place)._reinterpret(gl.int32, [c.PC // T, T, 4 * Q], PLAIN)
+        sums.index(piece).store(digits[2])
 
 
 @gluon.constexpr_function

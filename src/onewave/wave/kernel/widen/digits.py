@@ -25,10 +25,11 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from onewave.wave.kernel.finish import to_float
 from onewave.wave.kernel.widen.operands import byte_products, parts_of, scales_of
-from onewave.wave.kernel.words import group_of, scale_rows
+from onewave.wave.kernel.words import group_of, halves_apart, is_nested, scale_rows
 
 # Added to a number below 2^15 in magnitude, its bits end in the number, 128 more.
 _PLACED = gl.constexpr(1.5 * 2**23 + 128)
+_PLACED_BITS = gl.constexpr(0x4B400080)
 _INFINITE = gl.constexpr(0x7F800000)
 _DIGITS = gl.constexpr(
     "\n".join(
@@ -80,7 +81,7 @@ def digits_of(first, second, DTYPE: gl.constexpr):
 
     Returns words of high and of low digits, likewise, each in the order of operand A's bytes, and the groups' scales,
     for bytes that are 16 times a weight and sums in the unit of byte_values.lowered: float32 [A, B]; NaN for a group
-    with a number that is not finite.
+    with a number that is not finite. Last come the sums of 32 columns' whole numbers, int32 [A, B, 4].
     """
     UNIT: gl.constexpr = 24 if DTYPE == gl.float16 else 133 - 64
     a, a_next = to_float(first, DTYPE)
@@ -91,8 +92,40 @@ def digits_of(first, second, DTYPE: gl.constexpr):
     exponent = gl.maximum((bits + 0x10000) >> 23, 19 + UNIT)
     factor = gl.expand_dims(((268 - exponent) << 23).to(gl.float32, bitcast=True), 2)
     scale = gl.where(bits == _INFINITE, -1, (exponent - 18 - UNIT) << 23).to(gl.float32, bitcast=True)
-    high, low = digit_words(placed(a, factor), placed(b, factor), placed(a_next, factor), placed(b_next, factor))
-    return high, low, scale
+    a, b = placed(a, factor), placed(b, factor)
+    a_next, b_next = placed(a_next, factor), placed(b_next, factor)
+    high, low = digit_words(a, b, a_next, b_next)
+    whole = (a - _PLACED_BITS) + (b - _PLACED_BITS) + (a_next - _PLACED_BITS) + (b_next - _PLACED_BITS)
+    sums = gl.sum(gl.reshape(whole, [whole.shape[0], whole.shape[1], 4, 8]), axis=3)
+    return high, low, scale, sums
+
+
+@gluon.jit
+def digits_in_rows(digits):
+    """Put digits_of's result in operand B's order: digits int32 [A * B * 2, 32], scales [A, B] and sums [A, 4 B]."""
+    high, low, scale, sums = digits
+    A: gl.constexpr = scale.shape[0]
+    both = gl.permute(gl.join(high, low), (0, 1, 3, 2))
+    return gl.reshape(both, [A * scale.shape[1] * 2, 32]), scale, gl.reshape(sums, [A, 4 * scale.shape[1]])
+
+
+@gluon.jit
+def digits_apart(digits):
+    """Put the halves of 128 columns apart in digits_in_rows' result: digits int32 [A * 4 B, 32], scales [A, 2 B] and
+    sums [A, 4 B].
+
+    A row of digits has 16 columns of the first half, then 16 of the second, one of them zeros. Rows: part of 4, half,
+    column group of 2, digit; scales likewise; sums: part, half, column group, 32 columns.
+    """
+    both, scale, sums = digits
+    A: gl.constexpr = scale.shape[0]
+    half = gl.arange(0, 32, layout=gl.SliceLayout(0, both.type.layout))[None, :] // 16
+    # [image, part, column group, digit, half, 32 columns, 16 of them, 4 words; the row's half]
+    cut = gl.join(gl.where(half == 0, both, 0), gl.where(half == 1, both, 0))
+    cut = gl.permute(gl.reshape(cut, [A, 4, 2, 2, 2, 2, 2, 4, 2]), (0, 1, 8, 2, 3, 5, 6, 4, 7))
+    scales = gl.permute(gl.reshape(gl.join(scale, scale), [A, 4, 2, 2]), (0, 1, 3, 2))
+    totals = gl.permute(gl.reshape(sums, [A, 4, 2, 2, 2]), (0, 1, 3, 2, 4))
+    return gl.reshape(cut, [A * 32, 32]), gl.reshape(scales, [A, 16]), gl.reshape(totals, [A, 32])
 
 
 @gluon.jit
@@ -109,13 +142,10 @@ def placed(values, factor):
 
 @gluon.jit
 def store_digits(digits, rows, scales):
-    """Store digits_of's result, [A, B], to shared memory: images' rows, high and low in turn, and scales [A, B]."""
-    high, low, scale = digits
+    """Store digits_in_rows' result to shared memory: images' rows, high and low in turn, and scales."""
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    COUNT: gl.constexpr = high.shape[0] * high.shape[1] * 2
-    both = gl.permute(gl.join(high, low), (0, 1, 3, 2))
-    rows._reinterpret(gl.int32, [COUNT, 32], STORED).store(gl.reshape(both, [COUNT, 32]))
-    scales.store(scale)
+    rows._reinterpret(gl.int32, digits[0].shape, STORED).store(digits[0])
+    scales.store(digits[1])
 
 
 @gluon.jit
@@ -129,12 +159,25 @@ def no_digit_sums(c):
 
 @gluon.jit
 def digits_at(place, activations, PARTS: gl.constexpr, N: gl.constexpr, c):
-    """A chunk of activations, image by image: digits, int8 [PARTS, 2 N / PARTS, 128], and scales [PARTS, N / PARTS]."""
+    """A chunk of activations, image by image: digits, int8 [PARTS, 2 N / PARTS, 128], and scales [PARTS, N / PARTS];
+    beside nested weights their sums, [PARTS, N / PARTS, 4]."""
     OPERAND: gl.constexpr = gl.NVMMASharedLayout(128, 8, 3)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    digits, scales = activations.places
-    x = digits.index(place)._reinterpret(gl.int8, [c.PC, PARTS, 2 * N // PARTS, 128], OPERAND)
-    return x, scales.index(place)._reinterpret(gl.float32, [c.PC, PARTS, N // PARTS], PLAIN)
+    OWN: gl.constexpr = N // PARTS
+    FOUR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    digits = activations.places[0].index(place)
+    scales = activations.places[1].index(place)
+    if halves_apart(c.FORMAT, c.NB):
+        FIVE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
+        sums = activations.places[2].index(place)._reinterpret(gl.int32, [c.PC, 4, 2, 2, 2], FIVE)
+        x = digits._reinterpret(gl.int8, [c.PC, 4, 8, 128], OPERAND)
+        return x, scales._reinterpret(gl.float32, [c.PC, 4, 2, 2], FOUR), sums
+    else:
+        x = digits._reinterpret(gl.int8, [c.PC, PARTS, 2 * OWN, 128], OPERAND)
+        y = x, scales._reinterpret(gl.float32, [c.PC, PARTS, OWN], PLAIN)
+        if is_nested(c.FORMAT):
+            y = y + (activations.places[2].index(place)._reinterpret(gl.int32, [c.PC, PARTS, OWN, 4], FOUR),)
+        return y
 
 
 @gluon.jit

@@ -22,11 +22,23 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from onewave.wave.kernel.attend.streamed import skip_tiles
 from onewave.wave.kernel.hand_over import next_slot
 from onewave.wave.kernel.widen.digits import add_digit_tiles
+from onewave.wave.kernel.widen.halves import add_nested_halves, add_six_halves, add_wide_halves
+from onewave.wave.kernel.widen.nested_digits import add_nested_digits, add_six_digits
 from onewave.wave.kernel.widen.nibble_values import nibbles
 from onewave.wave.kernel.widen.operands import activations, scales_of, steps_of
 from onewave.wave.kernel.widen.six_bits import add_six_tiles
 from onewave.wave.kernel.widen.wide import add_float_tile, add_half_tile, add_nested_tile, add_wide_tile
-from onewave.wave.kernel.words import SIX, group_of, has_floats, has_minima, is_mixed, is_nested, scale_rows
+from onewave.wave.kernel.words import (
+    SIX,
+    group_of,
+    halves_apart,
+    has_floats,
+    has_minima,
+    is_mixed,
+    is_nested,
+    scale_rows,
+    takes_digits,
+)
 
 # The bits of the smallest subnormal number, the unit of nibbles.
 _ONE = gl.constexpr(1)
@@ -49,9 +61,9 @@ def multiply_groups(accs, tiles, blocks, chunk, x, at, ring, c):
         first = gl.where(chunk > 0, acc0, 0.0)
         second = gl.where(chunk > 0, acc1, 0.0)
         left = blocks - 2 * pair
-        if (left > 1) & (width == 1):
+        if (takes_digits(c.FORMAT, c.NB) == 0) & (left > 1) & (width == 1):
             first, second, slot, phase = add_two((first, second), count, x, (slot, phase), ring, add_tiles, c)
-        elif is_nested(c.FORMAT) & (left > 1) & (width == SIX):
+        elif (takes_digits(c.FORMAT, c.NB) == 0) & is_nested(c.FORMAT) & (left > 1) & (width == SIX):
             first, second, slot, phase = add_two((first, second), count, x, (slot, phase), ring, add_six_tiles, c)
         else:
             first, slot, phase = add_one(first, gl.where(left > 0, count, 0), width, x, (slot, phase), ring, c)
@@ -70,23 +82,59 @@ def turned(accs, first, second, c):
 
 
 @gluon.jit
-def multiply_digits(accs, count, blocks, chunk, x, at, ring, c):
-    """Do as multiply_groups for 4-bit weights alone, with activations in digits. count: tiles of a block."""
+def multiply_digits(accs, tiles, blocks, chunk, x, at, ring, c):
+    """Do as multiply_groups with activations in digits, for weights that words.in_digits says."""
+    APART: gl.constexpr = halves_apart(c.FORMAT, c.NB)
+    NESTED: gl.constexpr = add_nested_halves if APART else add_nested_digits
+    ADD: gl.constexpr = NESTED if is_nested(c.FORMAT) else add_digit_tiles
+    ADD_SIX: gl.constexpr = add_six_halves if APART else add_six_digits
+    ADD_WIDE: gl.constexpr = add_wide_halves if APART else ADD
+    SIXES: gl.constexpr = is_nested(c.FORMAT) * is_mixed(c.FORMAT)
     acc0, acc1, acc2, acc3 = accs
+    count, width = tiles
     slot, phase = at
     for pair in range(c.G // 2):
         first = gl.where(chunk > 0, acc0, 0.0)
         second = gl.where(chunk > 0, acc1, 0.0)
         left = blocks - 2 * pair
-        if left > 1:
-            first, second, slot, phase = add_two((first, second), count, x, (slot, phase), ring, add_digit_tiles, c)
+        at = slot, phase
+        if SIXES:
+            if APART and width == 2:
+                first, slot, phase = add_each(first, gl.where(left > 0, count, 0), x, at, ring, ADD_WIDE, c)
+                second, slot, phase = add_each(
+                    second, gl.where(left > 1, count, 0), x, (slot, phase), ring, ADD_WIDE, c
+                )
+            elif width == SIX:
+                first, second, slot, phase = add_both((first, second), count, left, x, at, ring, ADD_SIX, c)
+            else:
+                first, second, slot, phase = add_both((first, second), count, left, x, at, ring, ADD, c)
         else:
-            for tile in range(gl.where(left > 0, count, 0)):
-                mbarrier.wait(ring.full.index(slot), phase)
-                (first,) = add_digit_tiles((first,), (slot,), tile, x, ring.places, c)
-                slot, phase = freed(slot, phase, ring, c)
+            first, second, slot, phase = add_both((first, second), count, left, x, at, ring, ADD, c)
         acc0, acc1, acc2, acc3 = turned((acc0, acc1, acc2, acc3), first, second, c)
     return acc0, acc1, acc2, acc3, slot, phase
+
+
+@gluon.jit
+def add_both(accs, count, left, x, at, ring, add: gl.constexpr, c):
+    """Add the products of two row blocks, or of the one that is left. add: as of add_two."""
+    first, second = accs
+    slot, phase = at
+    if left > 1:
+        first, second, slot, phase = add_two(accs, count, x, at, ring, add, c)
+    else:
+        first, slot, phase = add_each(first, gl.where(left > 0, count, 0), x, at, ring, add, c)
+    return first, second, slot, phase
+
+
+@gluon.jit
+def add_each(acc, count, x, at, ring, add: gl.constexpr, c):
+    """Add the products of one row block's `count` tiles. add: as of add_two."""
+    slot, phase = at
+    for tile in range(count):
+        mbarrier.wait(ring.full.index(slot), phase)
+        (acc,) = add((acc,), (slot,), tile, x, ring.places, c)
+        slot, phase = freed(slot, phase, ring, c)
+    return acc, slot, phase
 
 
 @gluon.jit
@@ -130,7 +178,8 @@ def add_one(acc, count, width, x, at, ring, c):
         mbarrier.wait(ring.full.index(slot), phase)
         if is_mixed(c.FORMAT):
             if width == 1:
-                (acc,) = add_tiles((acc,), (slot,), tile, x, ring.places, c)
+                if takes_digits(c.FORMAT, c.NB) == 0:
+                    (acc,) = add_tiles((acc,), (slot,), tile, x, ring.places, c)
             elif width == 2:
                 if has_floats(c.FORMAT):
                     acc = add_float_tile(acc, tile, x, slot, ring.places, c)
@@ -139,7 +188,7 @@ def add_one(acc, count, width, x, at, ring, c):
                 else:
                     acc = add_wide_tile(acc, tile, x, slot, ring.places, c)
             elif width == SIX:
-                if is_nested(c.FORMAT):
+                if is_nested(c.FORMAT) and takes_digits(c.FORMAT, c.NB) == 0:
                     (acc,) = add_six_tiles((acc,), (slot,), tile, x, ring.places, c)
             else:
                 if c.IMAGES == 4:

@@ -85,7 +85,7 @@ def beside_rows(numbers, acc):
 
 
 @gluon.constexpr_function
-def _rows_in_threads():
+def rows_in_threads():
     """The layout of a word for 8 rows of A and the ones 8 below, [4, 8], in each thread that has these rows' sums."""
     return gl.DistributedLinearLayout(
         reg_bases=[],
@@ -99,7 +99,7 @@ def _rows_in_threads():
 @gluon.jit
 def steps_of(steps, acc, SIXTEENTHS: gl.constexpr = False):
     """Load two integers for each row of A as scales_of loads scales. steps: int32 [4, 8], of step_numbers' words."""
-    return steps_beside(steps.load(_rows_in_threads()), acc, SIXTEENTHS)
+    return steps_beside(steps.load(rows_in_threads()), acc, SIXTEENTHS)
 
 
 @gluon.jit

@@ -1,9 +1,9 @@
 """Products of 6-bit weights beside nested 4-bit ones (groups.py): integers for 16 columns times a scale for 128.
 
 A tile has half as many images as one of 4-bit weights. An image is operand A [64, 128] in three planes of 2 KiB, a
-16-byte load of a thread each: a word for each 32 columns of its own part of A. Three such words are eight pairs of
-neighbouring columns: two pairs each in their lower 12 bits of either half, the other two in what is left. A number n
-from 0 to 63 becomes a subnormal one, of which 32 are taken away, as of nibbles (nibble_values.py).
+16-byte load of a thread each: a word for each 32 columns of its own part of A. Three such words are sixteen numbers
+less 32, signed: twelve in their bytes' upper six bits, the other four in what is left (formats/six_bits.six_images). A
+number becomes four times a subnormal one, as nibbles do (nibble_values.py).
 
 Where things lie, in rows of 128 bytes of a tile's first copy, for I images: the planes, 48 I; from there on integers,
 4 I, sixteen bytes for a row of A and the one 8 below, as step_numbers takes them; from row 56 I on the scales, I.
@@ -22,15 +22,19 @@ from onewave.wave.kernel.widen.operands import activations, beside_rows, steps_b
 
 def _sixes(add: str) -> str:
     """PTX of 16 numbers of three words: pairs $0 and $1 to $14 and $15. add: of two pairs."""
-    pairs: list[tuple[str, ...]] = []
-    for word in ("$16", "$17", "$18"):
-        pairs += [(f"and.b32 x, {word}, 0x003f003f;",), (f"shr.u32 x, {word}, 6;", "and.b32 x, x, 0x003f003f;")]
-    for word, shift in (("$16", 8), ("$17", 10)):
-        upper = (f"shr.u32 y, $18, {shift};", "and.b32 y, y, 0x00300030;")
-        pairs.append((f"shr.u32 x, {word}, 12;", *upper, "lop3.b32 x, x, 0x000f000f, y, 0xEA;"))  # (x & mask) | y
-    lines = ["{", ".reg .b32 x, y, less;", "mov.b32 less, 0x80208020;"]  # -32 units
-    for at, made in enumerate(pairs):
-        lines += [*made, f"{add} x, x, less;", f"mov.b32 {{${2 * at}, ${2 * at + 1}}}, x;"]
+    lines = ["{", ".reg .b32 x, y, eight, less, fourth;"]
+    lines += [
+        "mov.b32 eight, 0x00800080;",
+        "mov.b32 less, 0x80808080;",
+    ]  # the sign, 128 times the unit, and -128 times it
+    lines += ["shl.b32 x, $16, 6;", "and.b32 fourth, x, 0xc0c0c0c0;"]
+    for word, shift, mask in (("$17", 4, "0x30303030"), ("$18", 2, "0x0c0c0c0c")):
+        lines += [f"shl.b32 x, {word}, {shift};", f"lop3.b32 fourth, x, {mask}, fourth, 0xEA;"]  # (x & mask) | fourth
+    for at, word in enumerate(("$16", "$17", "$18", "fourth")):
+        for first, source in ((2 * at, word), (8 + 2 * at, "y")):
+            lines += [f"shr.u32 y, {word}, 8;"] if source == "y" else []
+            lines += [f"lop3.b32 x, {source}, 0x00fc00fc, eight, 0x6A;"]  # (x & mask) ^ eight
+            lines += [f"{add} x, x, less;", f"mov.b32 {{${first}, ${first + 1}}}, x;"]
     return "\n".join([*lines, "}"])
 
 
@@ -41,7 +45,7 @@ _NUMBERS = gl.constexpr((gl.int16,) * 16)
 
 @gluon.jit
 def sixes(first, second, third, DTYPE: gl.constexpr):
-    """Widen three words' numbers, less 32, to the bits of subnormal ones, int16: both columns of each pair in turn.
+    """Widen three words' numbers to the bits of four times subnormal ones, int16: both columns of each pair in turn.
 
     Pairs: four times 8 columns, in each the lower and the upper half of 16 rows.
     """
@@ -106,7 +110,7 @@ def add_six_images(accs, slots, steps, scales, at, image: gl.constexpr, x, ring,
         first_two, _ = gl.split(gl.permute(first_four, (1, 2, 3, 0)))
         above, below = both(of_image(first_two, image))
         scale = gl.join(above, below).to(gl.float16, bitcast=True).to(gl.float32)
-        made = made + (acc + beside_rows(scale, acc) * sums,)
+        made = made + (acc + (beside_rows(scale, acc) * 0.25) * sums,)
     return made
 
 

@@ -26,8 +26,19 @@ from onewave.wave.kernel.widen.byte_values import widened
 from onewave.wave.kernel.widen.compact_values import compact_numbers, listed_numbers
 from onewave.wave.kernel.widen.digits import digits_at, no_digit_sums
 from onewave.wave.kernel.widen.groups import multiply_digits, multiply_groups
+from onewave.wave.kernel.widen.halves import no_kept_sums
 from onewave.wave.kernel.widen.operands import byte_products, parts_of
-from onewave.wave.kernel.words import KIND, LIST_SIZE, RECORD_SIZE, WORD, is_mixed, takes_digits, times_of
+from onewave.wave.kernel.words import (
+    KIND,
+    LIST_SIZE,
+    RECORD_SIZE,
+    WORD,
+    halves_apart,
+    in_digits,
+    is_mixed,
+    takes_digits,
+    times_of,
+)
 
 
 @gluon.jit
@@ -57,7 +68,7 @@ def multiply_byte_steps(steps, num_steps, sequences, ring, activations, results,
     TILES: gl.constexpr = c.PC // c.IMAGES  # of a chunk
     DIGITS: gl.constexpr = takes_digits(c.FORMAT, c.NB)
     if DIGITS:
-        accs = no_digit_sums(c)
+        accs = no_sums(c)
     else:
         accs = no_accs(c)
     known = 0  # tiles of keys and values of the last attention task
@@ -77,13 +88,23 @@ def multiply_byte_steps(steps, num_steps, sequences, ring, activations, results,
         counts = (blocks, tiles, chunks, width, share)
         at = (slot, phase, chunks_before, number)
         if DIGITS and is_mixed(c.FORMAT):
-            if width == 1:
-                slot, phase, number = multiply_blocks(no_digit_sums(c), counts, at, channels, c, OWN, 1)[1:]
+            if in_digits(width, c):
+                slot, phase, number = multiply_blocks(no_sums(c), counts, at, channels, c, OWN, 1)[1:]
             else:
                 slot, phase, number = multiply_blocks(no_accs(c), counts, at, channels, c, OWN, 0)[1:]
         else:
             accs, slot, phase, number = multiply_blocks(accs, counts, at, channels, c, OWN, DIGITS)
         chunks_before += chunks
+
+
+@gluon.jit
+def no_sums(c):
+    """Zeros where the float32 sums of four row blocks are, of products with digits."""
+    if halves_apart(c.FORMAT, c.NB):
+        zero = no_kept_sums()
+        return zero, zero, zero, zero
+    else:
+        return no_digit_sums(c)
 
 
 @gluon.jit
@@ -124,8 +145,8 @@ def multiply_blocks(accs, counts, at, channels, c, OWN: gl.constexpr, DIGITS: gl
                     slot, phase = skip_block(slot, phase, there, c.S)
             if DIGITS:
                 acc0, acc1, acc2, acc3, slot, phase = multiply_digits(
-                    (acc0, acc1, acc2, acc3), count, blocks - block, chunk, digits_at(place, activations, PARTS, N, c),
-                    (slot, phase), ring, c,
+                    (acc0, acc1, acc2, acc3), (count, width), blocks - block, chunk,
+                    digits_at(place, activations, PARTS, N, c), (slot, phase), ring, c,
                 )  # fmt: skip
             elif c.FORMAT > 3:
                 acc0, acc1, acc2, acc3, slot, phase = multiply_groups(

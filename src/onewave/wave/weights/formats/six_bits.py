@@ -63,22 +63,23 @@ class SixTiles(TileFormat):
 
 def six_images(operands: Tensor) -> Tensor:
     """Pack operands A, uint8 [images, 64, 128] below 64: uint8 [images, 6144], three planes of words by thread, each
-    of the four 32 columns in turn."""
-    # [image, 16 rows, half of them, row in 8, 32 columns, 8 of them, pair, column]
-    cut = operands.view(-1, 4, 2, 8, 4, 4, 4, 2).permute(0, 1, 3, 6, 4, 5, 2, 7).int()
-    # Eight pairs of a thread: [image, 16 rows, row in 8, pair, 32 columns, column]
-    pairs = cut.flatten(5, 6).unbind(5)
-    first = pairs[0] | (pairs[1] << 6) | ((pairs[6] & 15) << 12)
-    second = pairs[2] | (pairs[3] << 6) | ((pairs[7] & 15) << 12)
-    third = pairs[4] | (pairs[5] << 6) | ((pairs[6] >> 4) << 12) | ((pairs[7] >> 4) << 14)
-    return torch.stack((first, second, third), dim=1).to(torch.int16).view(len(operands), -1).view(torch.uint8)
+    of the four 32 columns in turn.
+
+    A byte has a number less 32 in its upper six bits, signed, and in the lower two some of a fourth number's: the first
+    plane's byte its highest two. A word's bytes are two neighbouring columns, each with the one 16 columns on beside
+    it; the planes, and then the fourth numbers, are both halves of 16 rows, and the same of the next 8 columns.
+    """
+    # [image, 16 rows, half of them, row in 8, 32 columns, 16 of them, 8 of them, pair, column]
+    cut = (operands ^ 32).view(-1, 4, 2, 8, 4, 2, 2, 4, 2).permute(0, 6, 2, 1, 3, 7, 4, 8, 5)
+    *three, fourth = cut.flatten(1, 2).unbind(1)
+    words = [(one << 2) | (fourth >> shift & 3) for one, shift in zip(three, (4, 2, 0), strict=True)]
+    return torch.stack(words, dim=1).view(len(operands), -1)
 
 
 def codes_of(images: Tensor) -> Tensor:
     """Undo six_images: uint8 [images, 64, 128]."""
-    first, second, third = images.view(torch.int16).view(-1, 3, 4, 8, 4, 4, 2).int().unbind(1)
-    sixth = ((first >> 12) & 15) | ((third >> 12 & 3) << 4)
-    seventh = ((second >> 12) & 15) | ((third >> 14 & 3) << 4)
-    six = [word >> shift & 63 for word in (first, second, third) for shift in (0, 6)]
-    cut = torch.stack((*six, sixth, seventh), dim=5).unflatten(5, (4, 2))
-    return cut.permute(0, 1, 6, 2, 4, 5, 3, 7).reshape(-1, 64, 128).to(torch.uint8)
+    words = images.view(-1, 3, 4, 8, 4, 4, 2, 2)
+    first, second, third = (words & 3).unbind(1)
+    numbers = torch.cat((words >> 2, ((first << 4) | (second << 2) | third)[:, None]), dim=1) ^ 32
+    # [image, 8 columns, half of 16 rows, 16 rows, row in 8, pair, 32 columns, column, 16 columns]
+    return numbers.unflatten(1, (2, 2)).permute(0, 3, 2, 4, 6, 8, 1, 5, 7).reshape(-1, 64, 128)
