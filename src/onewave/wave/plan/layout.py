@@ -236,11 +236,14 @@ def shared_bytes(shape: TileShape, head_dim: int) -> int:
     lists = shape.ring * (shape.slot_bytes - shape.tile_bytes)
     activations = shape.slots * shape.chunk_bytes
     if shape.weight_bytes < 1 and shape.batch <= DIGITS_BATCH:
-        # Scales of activations in digits (kernel/widen/digits.py), of which the first few fit _SMALL_BYTES, and sums.
-        beside = activations // 64
-        if shape.weight_bytes == NESTED.weight_bytes:
-            beside = activations // 12 + (activations if shape.batch == 1 else 0)
-        activations += max(0, beside - _SMALL_BYTES // 4)
+        # Scales of activations in digits (kernel/widen/digits.py), and sums of nested ones; for one sequence two of
+        # each and of the digits (widen/halves.py). The first few scales fit _SMALL_BYTES.
+        if shape.weight_bytes != NESTED.weight_bytes:
+            activations += max(0, activations // 64 - _SMALL_BYTES // 4)
+        elif shape.batch == 1:
+            activations += activations + activations * 3 // 32
+        else:
+            activations += activations * 5 // 64
     results = 2 * shape.group * shape.batch * 64 * 4
     barriers = (shape.ring + shape.slots) * _BARRIERS_BYTES
     return tiles + lists + activations + results + _heads_bytes(head_dim) + barriers + _SMALL_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onewave.base.weight_formats import NESTED
 from onewave.wave.plan.layout import TileShape
 
 # Registers of an exchange thread, by the tiles that the multiply partition holds: that must not be short of registers
@@ -16,6 +17,8 @@ _TWO_MULTIPLIERS = (112, 32, 112)
 _BYTE_REGISTERS = (184, 40)
 # The same beside products of 4-bit weights: four chains of sums at once.
 _NIBBLE_REGISTERS = (168, 40)
+# Of nested ones, for one sequence in pages that do not stream: what spills nothing.
+_NESTED_REGISTERS = (176, 32)
 
 
 def kernel_resources(shape: TileShape, head_dim: int, *, paged: bool = False, streams: bool = False) -> dict[str, int]:
@@ -31,6 +34,8 @@ def kernel_resources(shape: TileShape, head_dim: int, *, paged: bool = False, st
     registers, loading = exchange[held], _LOADER_REGISTERS_CROWDED if crowded else _LOADER_REGISTERS
     if shape.weight_bytes < 2:
         registers, loading = _BYTE_REGISTERS if shape.weight_bytes >= 1 else _NIBBLE_REGISTERS
+        if paged and not streams and head_dim > 64 and shape.batch == 1 and shape.weight_bytes == NESTED.weight_bytes:
+            registers, loading = _NESTED_REGISTERS
     multiplying = 0
     if shape.multipliers > 1:
         registers, loading, multiplying = _TWO_MULTIPLIERS
