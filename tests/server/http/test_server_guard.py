@@ -73,7 +73,8 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(strict: Serving, 
     data = b'{"messages": "' + b"a" * 200_000
     content = (data[at : at + 10_000] for at in range(0, len(data), 10_000)) if streamed else data
     answer = strict.ask("POST", CHAT, content=content, headers={**key(), "content-type": "application/json"})
-    assert (answer.status_code, answer.json()["error"]["type"]) == (413, "invalid_request_error")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (413, "invalid_request_error", "body_too_large")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,7 @@ def test_a_body_that_comes_too_slowly_is_cut_off(llm: LLM) -> None:
     with serve_in_thread(llm, ServeOptions(model_names=(NAME,), header_seconds=600, body_seconds=0.2)) as serving:
         found = raw(serving, b"POST /v1/chat/completions HTTP/1.1\r\n" + headers + b"\r\n{")
         assert found.startswith(b"HTTP/1.1 408")
+        assert b'"code": "body_too_slow"' in found
 
 
 def test_nonsense_on_the_wire_is_answered_with_400(strict: Serving) -> None:

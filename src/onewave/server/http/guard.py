@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onewave.server.http.errors import ApiError, error_response
@@ -95,11 +94,11 @@ class Guard:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, "the request's body did not come in time") from None
+                raise ApiError(408, "the request's body did not come in time", code="body_too_slow") from None
             seen += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             if seen > self.options.max_body_bytes:
-                raise HTTPException(413, self._too_large().message)
+                raise self._too_large()
             return message
 
         return limited
