@@ -10,7 +10,7 @@ import pytest
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.engine.grammar.compiler import GrammarCompiler
-from onewave.engine.grammar.gbnf import gbnf_as_lark
+from onewave.engine.grammar.gbnf import gbnf_as_lark, is_gbnf
 from onewave.engine.grammar.params import StructuredOutputsParams
 
 pytest.importorskip("llguidance")
@@ -98,3 +98,9 @@ def test_a_mistake_is_named_with_its_place(grammar: str, said: str) -> None:
 def test_a_grammar_too_large_to_be_looked_at_keeps_its_letters() -> None:
     rules = "\n".join(f'r{i} ::= r{i + 1} r{i + 1} "{i}"?' for i in range(40)) + '\nr40 ::= "z"'
     assert gbnf_as_lark(f"root ::= r0\n{rules}").count("\n") == 42
+
+
+def test_a_long_text_is_told_from_a_grammar_in_one_go() -> None:
+    empty = "\n" * 10**6  # which took hours, line by line to the end
+    assert not is_gbnf(f"start{empty}")
+    assert is_gbnf(f'{empty} root ::= "a"')

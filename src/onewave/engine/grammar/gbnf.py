@@ -73,7 +73,7 @@ _EMPTY, _NEVER = Seq(()), Alt(())
 
 def is_gbnf(grammar: str) -> bool:
     """Whether a rule is written with `::=`, as Lark's never are."""
-    return re.search(r"^\s*[<\w][\w<>-]*\s*::=", grammar, re.MULTILINE) is not None
+    return re.search(r"^[^\S\n]*[<\w][\w<>-]*\s*::=", grammar, re.MULTILINE) is not None
 
 
 def gbnf_as_lark(grammar: str) -> str:
