@@ -54,6 +54,11 @@ class GroupRounding(Rounding):
     minima: bool
     nested: bool = False
 
+    @property
+    def digits(self) -> bool:
+        """Whether the kernel multiplies them by activations in digits, of few sequences (words.takes_digits)."""
+        return self.nested or not self.minima
+
 
 def _nibbles(group: int, *, minima: bool) -> GroupRounding:
     name = "int4" if group == 128 and not minima else f"int4 groups of {group}{' with minima' * minima}"

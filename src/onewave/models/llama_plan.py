@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError
-from onewave.base.weight_formats import MixedFormat, WeightFormat, times_as_wide
+from onewave.base.weight_formats import GroupRounding, MixedFormat, WeightFormat, times_as_wide
 from onewave.models.config.model_config import ModelConfig
 from onewave.tiles.graph.builders import cuts
 from onewave.tiles.graph.graph import TileGraph
@@ -75,6 +75,13 @@ class DecodeStep:
     def weight_bytes(self) -> float:
         """Bytes of a weight in the stream."""
         return 2 if self.weight_format is None else self.weight_format.weight_bytes
+
+    @property
+    def digits(self) -> bool:
+        """Whether its format's products of few sequences take activations in digits."""
+        form = self.weight_format
+        nibbles = form.nibbles if isinstance(form, MixedFormat) else form
+        return isinstance(nibbles, GroupRounding) and nibbles.digits
 
     @property
     def widths(self) -> tuple[tuple[str, int], ...]:
@@ -213,7 +220,10 @@ def _shape(step: DecodeStep, slices: int | None = None) -> TileShape:
     columns = max(config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
 
     def made(images: int) -> TileShape:
-        shape = tile_shape(padded, head_dim=config.head_dim, columns=columns, weight_bytes=weight_bytes, images=images)
+        shape = tile_shape(
+            padded, head_dim=config.head_dim, columns=columns, weight_bytes=weight_bytes, images=images,
+            digits=step.digits,
+        )  # fmt: skip
         if shape.held and (slices or slices_of(config.hidden_size, config.intermediate_size, shape)) > 1:
             return replace(shape, held=held_tiles(padded, config.head_dim, crowded=True))
         return shape

@@ -18,7 +18,15 @@ from onewave.base.group_rounding import restore_groups, round_groups
 from onewave.base.weight_formats import NIBBLES, GroupRounding, mixed
 from onewave.wave.kernel.finish import to_float
 from onewave.wave.kernel.widen import digits, nibble_values
-from onewave.wave.kernel.words import group_of, has_minima, scale_rows, tile_bytes, wide_group, wide_number
+from onewave.wave.kernel.words import (
+    group_of,
+    has_minima,
+    scale_rows,
+    takes_digits,
+    tile_bytes,
+    wide_group,
+    wide_number,
+)
 from onewave.wave.plan.layout import tile_shape
 from onewave.wave.weights.formats import Tiles, tile_format
 from onewave.wave.weights.formats.group_nibbles import codes_of, nibble_images
@@ -126,6 +134,7 @@ def test_activations_keep_sixteen_bits_beside_the_largest_of_128_and_show_what_i
 def test_host_and_kernel_agree_on_a_format(form: GroupRounding) -> None:
     assert (group_of.fn(form.number), has_minima.fn(form.number)) == (form.group, form.minima)
     assert scale_rows.fn(form.number) == form.beside_rows
+    assert takes_digits.fn(form.number, 4) == form.digits
     for images in (1, 2, 4):
         shape = tile_shape(1, weight_bytes=form.weight_bytes, images=images)
         assert tile_bytes.fn(form.number, images) == shape.tile_bytes == 128 * images * (32 + form.beside_rows)

@@ -70,7 +70,7 @@ class TileShape:
     packed weight: 2, 1 for rounded ones (rounding.py), or COMPACT_BYTES. images: operands A of a tile, side by side;
     two of one-byte weights are as large as one of 16-bit weights. held: tiles of a product that go to registers before
     its activations have come, as if the ring were deeper; 0, 2 or 4. multipliers: partitions that multiply, each its
-    own row blocks of a group.
+    own row blocks of a group. digits: whether activations are in digits (kernel/widen/digits.py).
     """
 
     batch: int
@@ -82,6 +82,7 @@ class TileShape:
     images: int = 1
     held: int = 0
     multipliers: int = 1
+    digits: bool = False
 
     @property
     def tile_bytes(self) -> int:
@@ -156,12 +157,13 @@ def tile_shape(
     columns: int = 16384,
     weight_bytes: float = 2,
     images: int = 1,
+    digits: bool = False,
 ) -> TileShape:
     """Choose the tiling for a batch of 1 to 64 sequences.
 
     rows: of a tile, 8 to 64; None: by the batch. head_dim: of a decode step, where attention takes shared memory too
     (0: no attention). columns: of the longest activations; the ring is as deep as they allow. weight_bytes, images: 2
-    and 1, or for one-byte weights 1 and 1 or 2. Raises UnsupportedError.
+    and 1, or for one-byte weights 1 and 1 or 2. digits: GroupRounding's. Raises UnsupportedError.
     """
     if not 1 <= batch <= MAX_ROWS:
         raise UnsupportedError("wave: batch", got=str(batch), allowed=f"1 to {MAX_ROWS}")
@@ -186,7 +188,8 @@ def tile_shape(
     # One partition's unpacking and multiplying bounds 32 rows of the FFN. A decode step's attention leaves no registers
     # for a second partition.
     multipliers = group_of(padded) if of_32 else 1
-    shape = TileShape(padded, rows, chunk // images, slots, 0, weight_bytes, images, held, multipliers)
+    few = digits and padded <= DIGITS_BATCH
+    shape = TileShape(padded, rows, chunk // images, slots, 0, weight_bytes, images, held, multipliers, few)
     free = SHARED_BYTES - shared_bytes(shape, head_dim)
     made = replace(shape, ring=free // (shape.slot_bytes + _BARRIERS_BYTES))
     # A gap behind the ring may take the room of its last tile.
@@ -235,11 +238,11 @@ def shared_bytes(shape: TileShape, head_dim: int) -> int:
     tiles = -(-shape.ring * shape.tile_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
     lists = shape.ring * (shape.slot_bytes - shape.tile_bytes)
     activations = shape.slots * shape.chunk_bytes
-    if shape.weight_bytes < 1 and shape.batch <= DIGITS_BATCH:
-        # Scales of activations in digits (kernel/widen/digits.py), and sums of nested ones; for one sequence two of
-        # each and of the digits (widen/halves.py). The first few scales fit _SMALL_BYTES.
+    if shape.digits:
+        # Scales of activations, and sums of nested weights'; for one sequence of those two of each and of the digits
+        # (widen/halves.py). One sequence's scales beside heads of 128 fit a gap.
         if shape.weight_bytes != NESTED.weight_bytes:
-            activations += max(0, activations // 64 - _SMALL_BYTES // 4)
+            activations += 0 if shape.batch == 1 and head_dim > 64 else activations // 64
         elif shape.batch == 1:
             activations += activations + activations * 3 // 32
         else:
