@@ -17,7 +17,7 @@ _TWO_MULTIPLIERS = (112, 32, 112)
 _BYTE_REGISTERS = (184, 40)
 # The same beside products of 4-bit weights: four chains of sums at once.
 _NIBBLE_REGISTERS = (168, 40)
-# Of nested ones, for one sequence in pages that do not stream: what spills nothing.
+# Beside nested weights, one sequence in pages that do not stream spills nothing with these.
 _NESTED_REGISTERS = (176, 32)
 
 
