@@ -63,3 +63,21 @@ def test_a_slot_reads_the_blocks_that_it_has_and_a_copy_is_as_good(model: Llama)
     alone.set_blocks([(1, place, place) for place in range(3)])
     assert torch.equal(alone.prefill([PromptChunk(1, prompt)]), first)
     assert torch.equal(alone.decode(StepRows(one * 5, one * 40, one)), made.decode(rows[1]))
+
+
+def test_a_block_table_that_was_half_written_is_written_again(model: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runner(model)
+    assert made._kv.block_table is not None
+    made.set_blocks([(0, 0, 7), (1, 0, 8)])
+    real = kv_cache.KVCache.set_blocks
+
+    def fail(cache: kv_cache.KVCache, entries: list[tuple[int, int, int]]) -> None:
+        real(cache, entries[:1])
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kv_cache.KVCache, "set_blocks", fail)
+        with pytest.raises(MemoryError):
+            made.set_blocks([(0, 0, 3), (1, 0, 4)])
+    made.set_blocks([(0, 0, 7), (1, 0, 8)])
+    assert made._kv.block_table[:2, 0].tolist() == [7, 8]

@@ -173,8 +173,12 @@ class ModelRunner:
         # Often the slot's last sequence began alike.
         changed = [entry for entry in entries if self._table.get(entry[:2]) != entry[2]]
         if changed:
-            self._kv.set_blocks(changed)
-            self._table.update((entry[:2], entry[2]) for entry in changed)
+            try:
+                self._kv.set_blocks(changed)
+                self._table.update((entry[:2], entry[2]) for entry in changed)
+            except BaseException:
+                self._table.clear()  # some of them may be written
+                raise
 
     def _release(self) -> bool:
         """Give back memory that only makes prompts faster; graphs that read it go with it. Returns whether there was
