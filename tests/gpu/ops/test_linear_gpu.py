@@ -103,9 +103,11 @@ def test_products_from_tiles_have_the_plain_products_bits(
 
 
 @ON_WAVE[-1]
-@pytest.mark.parametrize(("name", "batch"), [("int8", 1), ("int8", 16), slow("fp8", 1), ("fp8", 8)])
+@pytest.mark.parametrize(
+    ("name", "batch"), [("int8", 1), ("int8", 16), slow("fp8", 1), ("fp8", 8), ("int4", 1), slow("int4", 16)]
+)
 @torch.inference_mode()
-def test_products_of_bytes_round_no_weight_and_keep_a_tokens_bits(name: str, batch: int) -> None:
+def test_products_of_rounded_weights_round_none_again_and_keep_a_tokens_bits(name: str, batch: int) -> None:
     form = ROUNDINGS[name]
     stream = streamed(form, batch, 17, two_layers()).stream
     dice = torch.Generator(GPU).manual_seed(batch)

@@ -18,6 +18,7 @@ from onewave.engine.load.streamed import StreamedModel, layer_matrices
 from onewave.models.decode_wave import DecodeWave
 from onewave.models.llama import LayerWeights, Llama, LlamaWeights
 from onewave.models.llama_plan import DecodeStep, plan_decode
+from onewave.ops.linear import linear
 from onewave.wave.launch.launch import co_resident
 from onewave.wave.weights.pack import WeightStream
 from onewave.wave.weights.row_table import RowTable
@@ -92,3 +93,17 @@ def test_the_gpus_kernel_unpacks_as_plain_indexing_does(name: str) -> None:
         found = stream.unpack(stream.matrix(matrix, height, cols, count), 0, height)
         blocks = -(-height // stream.shape.rows)
         assert torch.equal(found, stream.read_blocks(matrix, cols, 0, blocks)[:height])
+
+
+@BOTH
+def test_products_of_a_prompts_tokens_agree_with_unpacked_weights_and_keep_a_tokens_bits(name: str) -> None:
+    stream = held(FORMS[name], 8, co_resident(GPU)).stream
+    for matrix, (height, cols, count) in {f"{each}0": size for each, size in layer_matrices(CONFIG).items()}.items():
+        if count > 1:
+            continue
+        tiles = stream.matrix(matrix, height, cols)
+        x = torch.randn(300, cols, device=GPU).bfloat16()
+        full, ref = linear(x, tiles), x.double() @ tiles.dense().double().t()
+        assert (full - ref).abs().max() <= 0.01 * ref.abs().max(), matrix
+        for tokens in (2, 17, 65, 129):
+            assert torch.equal(linear(x[7 : 7 + tokens], tiles), full[7 : 7 + tokens]), (matrix, tokens)
