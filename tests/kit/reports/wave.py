@@ -7,7 +7,7 @@ from kit.analysers.wave_source import places_of, unwaited_for, unwritten_barrier
 from kit.build import Built
 from kit.reports.common import Report, counted
 
-_INSTRUCTIONS = ("HGMMA", "HMMA", "LDSM", "UTMALDG", "USETMAXREG")
+_INSTRUCTIONS = ("HGMMA", "HMMA", "IMMA", "LDSM", "UTMALDG", "USETMAXREG")
 
 
 def wave(built: Built) -> Report:
