@@ -51,6 +51,15 @@ def test_hoppers_kernels_compile_to_asynchronous_products_and_tma() -> None:
         assert report[others] == 0, name
 
 
+def test_hoppers_kernels_spill_few_words_where_they_spill_at_all() -> None:
+    spills = {name: report["STL"] + report["LDL"] for name, report in OURS.items()}
+    pages = {name for name in spills if name.startswith("D64 causal window packed pages of 16")}
+    assert {name for name, count in spills.items() if count} <= {*pages, FP8_CAUSAL, FP8_PACKED, "D128 softcap"}
+    assert spills["D128 softcap"] < 4
+    assert max(spills[name] for name in pages) < 600
+    assert max(spills[FP8_CAUSAL], spills[FP8_PACKED]) < 60
+
+
 def test_products_run_beside_each_other_and_beside_exponentials() -> None:
     """Where ptxas cannot follow which are under way, it waits for each behind it: a quarter slower on an H200."""
     for name, report in OURS.items():
