@@ -63,11 +63,11 @@ def test_scales_of_a_cache_alone_come_with_16_bit_weights(tmp_path: Path) -> Non
         ("attn.k_scale", "attn.v_scale", (2, 1, 1), {"num_bits": 8, "type": "float"}, 1.0),
         ("k_proj.output_scale", "v_proj.output_scale", (1,), {"num_bits": 8, "type": "int"}, 127 / 448),
         ("qkv_proj.k_scale", "qkv_proj.v_scale", (1,), {}, 1.0),
-        ("kv_scale", "kv_scale", (1,), {}, 1.0),
+        ("kv_scale", "kv_scale", (1,), "static", 1.0),
     ],
 )
 def test_a_checkpoint_s_scales_are_used(
-    k_name: str, v_name: str, shape: tuple[int, ...], kind: dict[str, Any], ratio: float, tmp_path: Path
+    k_name: str, v_name: str, shape: tuple[int, ...], kind: dict[str, Any] | str, ratio: float, tmp_path: Path
 ) -> None:
     scales = {f"{layer}.self_attn.{name}": torch.rand(shape) + 0.01 for layer in (0, 1) for name in {k_name, v_name}}
     checkpoint(tmp_path, scales, **({"kv_cache_scheme": kind} if kind else {}))

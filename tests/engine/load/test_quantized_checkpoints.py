@@ -290,6 +290,7 @@ def test_parts_that_nothing_uses_are_an_error(left: str, tmp_path: Path) -> None
         ({"load_in_4bit": True}, "quant_method: 'missing'"),
         (GPTQ | {"bits": 3}, "bits: 3; allowed: 4, 8"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format: 'marlin'"),
+        (GPTQ | {"is_marlin_format": True}, "is_marlin_format: True; allowed: false"),
         (AWQ | {"version": "gemv"}, "version: 'gemv'; allowed: gemm"),
         (AWQ | {"version": None, "format": "llm-awq"}, "format: 'llm-awq'; allowed: gemm"),
         (compressed("nvfp4-pack-quantized", **INT4), "format: 'nvfp4-pack-quantized'"),

@@ -7,7 +7,7 @@ without recursion, drops the brackets of `("a"+)?`, keeps line breaks out of `.`
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -194,12 +194,11 @@ def _code(letter: str) -> int:
 
 def _ranges(token: re.Match[str]) -> tuple[tuple[int, int], ...]:
     """The ranges of a class, in order and apart."""
-    letters, found = _LETTER.findall(token["letters"]), list[tuple[int, int]]()
-    while letters:
-        first = last = _code(letters.pop(0))
-        if len(letters) > 1 and letters[0] == "-":
-            last = _code(letters[1])
-            del letters[:2]
+    letters, found, at = _LETTER.findall(token["letters"]), list[tuple[int, int]](), 0
+    while at < len(letters):
+        is_range = letters[at + 1 : at + 2] == ["-"] and at + 2 < len(letters)
+        first, last = _code(letters[at]), _code(letters[at + 2 * is_range])
+        at += 3 if is_range else 1
         if last < first:
             raise ValueError("a range that ends before it begins")
         found.append((first, last))
@@ -248,17 +247,17 @@ class _Writer:
             return f"({' | '.join(self._node(item) for item in node.items)})"
         assert isinstance(node, Seq)
         parts: list[str] = []
-        items = list(node.items)
-        while items:
-            for count in range(min(len(items), _MAX_STRETCH), 0, -1):
-                lexeme = self._lexeme(items[:count])
-                if lexeme is not None or count == 1:
-                    parts.append(self._node(items[0]) if lexeme is None else lexeme)
-                    del items[:count]
+        items, begin = node.items, 0
+        while begin < len(items):
+            for end in range(min(len(items), begin + _MAX_STRETCH), begin, -1):
+                lexeme = self._lexeme(items[begin:end])
+                if lexeme is not None or end == begin + 1:
+                    parts.append(self._node(items[begin]) if lexeme is None else lexeme)
+                    begin = end
                     break
         return " ".join(parts)
 
-    def _lexeme(self, items: list[Node]) -> str | None:
+    def _lexeme(self, items: Sequence[Node]) -> str | None:
         """A stretch of a rule as one lexeme; None where it can't be one."""
         plain = [self._without_names(item) for item in items]
         if None in plain:

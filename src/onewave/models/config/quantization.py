@@ -40,7 +40,9 @@ def read_largest_of_kv(fields: Fields) -> float:
     Raises ConfigError, UnsupportedError.
     """
     section = _section(fields)
-    scheme = None if section is None else section.section("kv_cache_scheme")
+    if section is None or section.values.get("kv_cache_scheme") == "static":  # AutoFP8's word
+        return _LARGEST_OF_KV["float8"]
+    scheme = section.section("kv_cache_scheme")
     if scheme is None:
         return _LARGEST_OF_KV["float8"]
     kind = f"{scheme.text('type') or 'float'}{scheme.integer('num_bits')}"
@@ -59,6 +61,8 @@ def _gptq(section: Fields) -> Scheme:
     form = (section.text(key) or "gptq").lower()
     if form not in ("gptq", "gptq_v2"):
         raise section.unsupported(key, form, "gptq, gptq_v2", next=_NEXT)
+    if section.flag("is_marlin_format", default=False):
+        raise section.unsupported("is_marlin_format", True, "false", next=_NEXT)
     packing = Packing.GPTQ if form == "gptq" else Packing.GPTQ_V2
     act_order = section.flag("desc_act", default=False)
     kinds = dict.fromkeys(_kind(each) for each in (section, *_overrides(section)))
