@@ -264,6 +264,15 @@ def test_an_unexpected_exception_is_one_line_and_status_1(onewave, monkeypatch, 
     assert "Traceback" in onewave("generate", "hello", "--debug").err
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_too_little_memory_is_one_line_wherever_it_shows(onewave, monkeypatch, error):
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("onewave.cli.generate.open_llm", fail)
+    assert onewave("generate", "hello").error().startswith("error: onewave generate: no memory left")
+
+
 def test_every_error_class_is_reported_alike(onewave, monkeypatch):
     for name in package.__all__:
         if not name.endswith("Error"):

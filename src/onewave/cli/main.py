@@ -133,6 +133,8 @@ def _report(error: BaseException, arguments: Sequence[str], *, debug: bool) -> i
         from onewave.cli.text.naming import error_line, option_names
 
         status, line = 2, f"error: {error_line(error, option_names(_command_of(arguments)[1]))}"
+    elif _is_out_of_memory(error):
+        status, line = 2, f"error: {_command_of(arguments)[0]}: no memory left. Use smaller shapes or a smaller model."
     elif isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     elif callable(getattr(error, "format_message", None)):
@@ -147,6 +149,14 @@ def _report(error: BaseException, arguments: Sequence[str], *, debug: bool) -> i
         if line is not None:
             print(line, file=sys.stderr, flush=True)
     return status
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from onewave.memory.shortage import is_out_of_memory
+
+    return is_out_of_memory(error)
 
 
 def _drop_output() -> None:

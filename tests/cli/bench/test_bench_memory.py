@@ -32,3 +32,8 @@ def test_a_serving_run_is_recorded_and_its_trace_replayed_alike(onewave, tiny_mo
 @pytest.mark.parametrize(("option", "message"), [(["--record", "x"], "--record"), ([], "--trace: ")])
 def test_a_trace_that_is_none_or_recorded_again_is_refused(onewave, tmp_path, option, message):
     assert onewave("bench", "memory", "--trace", tmp_path / "none", *option).error().startswith(f"error: {message}")
+
+
+def test_a_model_of_too_few_positions_is_refused(onewave, tiny_model):
+    refusal = onewave("bench", "memory", "--model", tiny_model, "--max-model-len", "15").error()
+    assert refusal == "error: --max-model-len: 15; allowed: 16 or more"

@@ -9,11 +9,14 @@ import torch
 from torch._C._profiler import _EventType  # pyright: ignore[reportPrivateUsage]
 from torch.profiler import ProfilerActivity, profile
 
+from onewave.base.errors import InvalidArgumentError
 from onewave.engine.llm import LLM
 from onewave.engine.params import SamplingParams
 from onewave.memory.trace import Event, Trace
 
 _SEED = 20261129
+# A sixteenth of the positions is the longest answer.
+_LEAST_POSITIONS = 16
 # Entries of a recorded history: later ones push the first out.
 _MAX_ENTRIES = 1_000_000
 
@@ -23,8 +26,10 @@ def record_serving(llm: LLM, *, num_requests: int) -> Trace:
 
     Prompts are random ids, half of them beginning alike; the same in every run. Requests run before it is recorded, all
     of them on a GPU, so that kernels are compiled, graphs captured, and what is kept is there. Sizes are PyTorch's: a
-    GPU's are multiples of 512 bytes.
+    GPU's are multiples of 512 bytes. Raises InvalidArgumentError for a model of too few positions.
     """
+    if llm.max_model_len < _LEAST_POSITIONS:
+        raise InvalidArgumentError("max_model_len", got=str(llm.max_model_len), allowed=f"{_LEAST_POSITIONS} or more")
     draw = random.Random(_SEED)
     longest = min(256, llm.max_model_len // 2)
     shared = [draw.randrange(llm.config.vocab_size) for _ in range(longest // 4)]
