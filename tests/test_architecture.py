@@ -46,7 +46,7 @@ WITHOUT_TORCH = ("onewave.wave.plan", *(f"onewave.models.{name}" for name in _OF
 
 KERNEL_LANGUAGES = {"triton", "numba", "llvmlite"}
 # Rooms and folders whose files hold kernels or launch them; elsewhere a kernel stands in a file named *_impl.py.
-IMPLEMENTATIONS = {"gpu", "wave", "triton", "hopper", "fp8", "mma", "chain"}
+IMPLEMENTATIONS = {"gpu", "wave", "triton", "hopper", "fp8", "mma", "split", "chain"}
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 MAX_LINES, MAX_MODULES = 500, 15
 # Modules of base that have torch, for those above it that do.

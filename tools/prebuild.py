@@ -49,6 +49,8 @@ from onewave.ops.attention.fp8.choose import choose as choose_fp8
 from onewave.ops.attention.hopper import launch as hopper_impl
 from onewave.ops.attention.hopper.plan import PAGE_SIZES
 from onewave.ops.attention.masks import Options
+from onewave.ops.attention.split import launch as split_impl
+from onewave.ops.attention.split.plan import MIN_KEYS
 from onewave.ops.linear import linear, linear_swiglu
 from onewave.ops.linear.choose import GATED_COLUMNS, LinearCall, ProductChoice
 from onewave.ops.linear.hopper import launch as linear_impl
@@ -93,6 +95,19 @@ def _attention() -> Iterator[tuple[str, Launch]]:
             yield f"{archive}/{name}", own
             for launch in before:
                 yield f"{archive}/{name}-{launch.function.__name__}", launch
+    for launch in _split():
+        yield f"attention-split/{launch.function.__name__}", launch
+
+
+def _split() -> list[Launch]:
+    """The launches of few queries over many keys."""
+    q, k = torch.empty(16, 1, 128, dtype=torch.bfloat16), torch.empty(8, 128, 1, 128, dtype=torch.bfloat16)
+    starts, table = torch.tensor([0, 16], dtype=torch.int32), torch.zeros(1, 8, dtype=torch.int32)
+    lengths = Packed(starts, starts, len(q), MIN_KEYS, table)
+    call = AttentionCall(q, k, k, Extras(), Options(1.0, None, 0), "gluon", lengths, described=_DEVICE)
+    with launches_nowhere() as made:
+        split_impl.run(call, choose(call))
+    return made
 
 
 def _kinds(dtype: torch.dtype, head_dim: int) -> Iterator[tuple[str, list[Launch]]]:

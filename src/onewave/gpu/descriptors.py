@@ -79,8 +79,8 @@ def _described(
     return TensorDescriptor(stand_in, shape, strides, [1] * (rank - 2) + [rows, columns], layout)
 
 
-def describe_pages(tensor: Tensor, max_rows: int) -> TensorDescriptor:
-    """Descriptor of pages [pages, page_size, kv_heads, head_dim], in boxes of a page, at most max_rows, x 64 columns.
+def describe_pages(tensor: Tensor, max_rows: int, columns: int = 64) -> TensorDescriptor:
+    """Descriptor of pages [pages, page_size, kv_heads, head_dim], in boxes of a page, at most max_rows, x columns.
 
     Axes as of packed sequences: what is one's first row there is a page's here.
     """
@@ -88,4 +88,5 @@ def describe_pages(tensor: Tensor, max_rows: int) -> TensorDescriptor:
     row, head = tensor.stride(1), tensor.stride(2) if kv_heads > 1 else 8
     shape = [RAGGED_ANY, RAGGED_ANY, kv_heads, _RAGGED_END, head_dim]
     strides = [(1 << 34) - row, row, head, row, 1]
-    return TensorDescriptor(tensor, shape, strides, [1, 1, 1, min(page_size, max_rows), 64], _layout(5, 16))
+    box = [1, 1, 1, min(page_size, max_rows), columns]
+    return TensorDescriptor(tensor, shape, strides, box, _layout(5, 16, 2 * columns))

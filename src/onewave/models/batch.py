@@ -58,6 +58,10 @@ class PromptRows(NamedTuple):
         token_ids, positions, slots = words[num_starts + 2 * num_sequences :].view(3, -1)[:, :num_tokens]
         return cls(token_ids, positions, slots, sequences, last, starts[0], starts[1])
 
+    def first_sequence(self) -> PromptRows:
+        """The rows of a pass of one sequence. `last` stays: one row alone would be multiplied by another kernel."""
+        return self._replace(sequences=self.sequences[:1], starts_q=self.starts_q[:2], starts_k=self.starts_k[:2])
+
     @staticmethod
     def num_words(num_tokens: int, num_sequences: int) -> int:
         """Words that hold so many tokens and sequences."""

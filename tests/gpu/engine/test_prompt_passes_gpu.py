@@ -53,6 +53,17 @@ def test_logits_are_bitwise_the_same_alone_packed_and_in_chunks(llm: LLM, seed: 
         assert torch.equal(first[index], last), len(each)
 
 
+@pytest.mark.parametrize("own", [1, 32, 61])
+def test_a_short_chunk_alone_behind_a_long_prefix_has_the_bits_of_the_whole_prompt(llm: LLM, own: int) -> None:
+    draw = random.Random(own)
+    ids = [draw.randrange(llm.config.vocab_size) for _ in range(2100)]
+    whole = run(llm, PromptChunk(0, ids[:2000]), PromptChunk(1, [5]))[:1]
+    beside = run(llm, PromptChunk(0, ids[2000 : 2000 + own], 2000), PromptChunk(1, [5]))[:1]
+    assert torch.isfinite(whole).all()
+    for _ in range(3):  # eager, captured, replayed
+        assert torch.equal(run(llm, PromptChunk(0, ids[2000 : 2000 + own], 2000)), beside)
+
+
 def test_graphs_are_captured_anew_once_they_were_forgotten(llm: LLM) -> None:
     """PyTorch refuses a memory pool whose graphs are gone."""
     prompts = [[5] * 11, [6] * 90]

@@ -149,3 +149,36 @@ def test_sorted_tiles_of_many_sequences_give_the_bits_of_each_alone() -> None:
         for _ in range(20):
             again = attention_varlen(q, k, v, starts, starts, max(lengths), max(lengths), **given)
             assert torch.equal(again, out)
+
+
+SHORT_CHUNKS = [(1, 4096), (32, 4128), (33, 1057), (17, 2064), (64, 5120), (63, 1279), (48, 3007)]
+
+
+@pytest.mark.values
+@pytest.mark.parametrize(("num_queries", "num_keys"), SHORT_CHUNKS)
+@pytest.mark.parametrize(
+    ("heads", "huge_key"), [((32, 8), None), ((28, 4), 0), ((8, 8), 1000), ((64, 8), None), ((32, 8), 0)]
+)
+def test_a_short_chunk_alone_has_the_bits_that_it_has_beside_another(
+    heads: tuple[int, int], huge_key: int | None, num_queries: int, num_keys: int
+) -> None:
+    made = torch.Generator("cuda").manual_seed(num_keys)
+    count = -(-num_keys // 128)
+    pages = [torch.randn(count + 2, heads[1], 128, 128, generator=made, device="cuda").bfloat16() for _ in range(2)]
+    table = torch.randperm(count + 2, generator=made, device="cuda")[:count].int()
+    q = torch.randn(64, heads[0], 128, generator=made, device="cuda").bfloat16()
+    q[num_queries:] = float("nan")
+    if huge_key is not None:
+        pages[0][table[huge_key // 128], :, huge_key % 128] *= 40
+    for each in pages:
+        each[table[-1], :, (num_keys - 1) % 128 + 1 :] = float("nan")
+    k, v = (each.transpose(1, 2) for each in pages)
+
+    def of(starts: list[int], key_starts: list[int]) -> torch.Tensor:
+        ends: Any = [torch.tensor(each, dtype=torch.int32, device="cuda") for each in (starts, key_starts)]
+        tables = table.expand(len(starts) - 1, -1).contiguous()
+        return attention_varlen(q, k, v, *ends, 64, num_keys, causal=True, block_table=tables)[:num_queries]
+
+    beside = of([0, num_queries, num_queries], [0, num_keys, num_keys])
+    assert torch.equal(of([0, num_queries], [0, num_keys]), beside)
+    assert torch.isfinite(beside).all()

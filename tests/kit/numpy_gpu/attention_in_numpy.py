@@ -48,12 +48,16 @@ from onewave.ops.attention.hopper import softmax as gluon_softmax_impl
 from onewave.ops.attention.hopper import start as gluon_start_impl
 from onewave.ops.attention.hopper import tiles as gluon_tiles_impl
 from onewave.ops.attention.hopper import warpgroup as gluon_warpgroup_impl
+from onewave.ops.attention.split import kernel as split_kernel_impl
+from onewave.ops.attention.split import launch as split_impl
 
 _ACROSS = 64
 BOTH = (gluon_tiles_impl, gluon_warpgroup_impl, gluon_softmax_impl)
 MODULES = {
     "attention_kernel": (*BOTH, gluon_columns_impl, gluon_start_impl, gluon_load_impl, gluon_kernel_impl),
     "fp8_kernel": (*BOTH, fp8_kernel_impl),
+    "weigh_kernel": (*BOTH, gluon_start_impl, split_kernel_impl),
+    "combine_kernel": (*BOTH, gluon_start_impl, split_kernel_impl),
 }
 
 
@@ -91,7 +95,8 @@ class Tile:
     @property
     def cells(self) -> np.ndarray:
         rows, columns = self.shape[-2:]
-        return self.flat[: rows * columns].reshape(columns // _ACROSS, rows, _ACROSS).transpose(1, 0, 2)
+        across = min(columns, _ACROSS)
+        return self.flat[: rows * columns].reshape(columns // across, rows, across).transpose(1, 0, 2)
 
     @property
     def raw(self) -> list[np.ndarray]:
@@ -199,8 +204,14 @@ class Language(Gluon):
 
     float8e4nv = bfloat16 = np.float32
 
-    def __init__(self, program: int, programs: int):
-        self.block, self.blocks = program, (programs, 1)
+    def __init__(self, program: tuple[int, ...], programs: tuple[int, ...]):
+        self.program, self.programs = program, programs
+
+    def program_id(self, axis: int) -> Array:
+        return wrapped(np.int64(self.program[axis]))
+
+    def num_programs(self, axis: int) -> Array:
+        return wrapped(np.int64(self.programs[axis]))
 
     def allocate_shared_memory(self, _: Any, shape: Sequence[int], layout: Any) -> Any:
         if layout == "barrier":
@@ -211,7 +222,8 @@ class Language(Gluon):
         return Tile(happens_before.allocate(cells, _ACROSS * cells.itemsize), shape)
 
     def load(self, place: Place, mask: Any = True, other: Any = 0, **_: Any) -> Array:
-        return wrapped(place.values[np.where(mask, place.at, 0)] if np.any(mask) else np.int64(other))
+        found = place.values[np.where(mask, place.at, 0)] if np.any(mask) else np.full(np.shape(place.at), other)
+        return wrapped(np.where(mask, found, other))
 
     def store(self, place: Place, values: Any, mask: Any = True) -> None:
         keep = np.broadcast_to(np.asarray(mask), place.at.shape)
@@ -332,6 +344,8 @@ def namespace(
                 space[name] = thing.value
             elif isinstance(thing, ConstexprFunction):
                 space[name] = compile_time(thing.fn)
+            elif isinstance(thing, type) and issubclass(thing, tuple):
+                space[name] = thing
             elif isinstance(raw, types.FunctionType):
                 space[name] = function(raw, space, planted)
     # An aggregate keeps its constructor, which closes over its fields, among what it is hashed by.
@@ -358,6 +372,7 @@ def namespace(
             async_copy_global_to_shared=bring, async_copy_shared_to_global=send, store_wait=sent,
         ),
         "mbarrier": mbarriers(),
+        "cuda": SimpleNamespace(gdc_wait=lambda: None, gdc_launch_dependents=lambda: None),
         "min": min,
     }  # fmt: skip
     return space
@@ -369,24 +384,27 @@ def compile_time(raw: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class NumpyKernel:
-    """Stands for a compiled kernel: kernel[(programs,)](*arguments)."""
+    """Stands for a compiled kernel: kernel[programs](*arguments). 16-bit tensors are copied, and `out` copied back."""
 
     def __init__(self, name: str, names: Sequence[str]):
         self.name, self.names, self.launches, self.multiplications = name, list(names), 0, 0
         self.lock, self.planted = threading.Lock(), list[Fault]()
 
-    def __getitem__(self, grid: tuple[int]) -> Any:
-        def launch(*values: Any, num_warps: int, **constants: Any) -> None:
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*values: Any, num_warps: int, launch_pdl: bool = False, **constants: Any) -> None:
             assert num_warps == 4
             self.launches += 1
-            arguments = dict(zip(self.names, values, strict=False)) | constants
-            assert arguments.keys() == set(self.names)
-            arguments = {name: self._argument(value) for name, value in arguments.items()}
-            for program in range(grid[0]):
+            given = dict(zip(self.names, values, strict=False)) | constants
+            assert given.keys() == set(self.names)
+            arguments = {name: self._argument(value) for name, value in given.items()}
+            for program in np.ndindex(*grid):
                 FAILED.clear()
                 happens_before.begin()
-                space = namespace(Language(program, grid[0]), MODULES[self.name], self._count, self.planted)
+                space = namespace(Language(program, grid), MODULES[self.name], self._count, self.planted)
                 space[self.name](**arguments)
+            out = given.get("out")
+            if isinstance(out, torch.Tensor):
+                out.copy_(torch.from_numpy(arguments["out"].values).view(out.shape))
 
         return launch
 
@@ -398,7 +416,7 @@ class NumpyKernel:
     def _argument(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             plain = value.dtype in (torch.int32, torch.float32)
-            return Place(value.reshape(-1).numpy() if plain else np.zeros(1, dtype=np.int32))
+            return Place((value if plain else value.float()).reshape(-1).numpy())
         if hasattr(value, "block_shape"):
             return Described(value)
         return value if isinstance(value, (bool, str)) else wrapped(value) if isinstance(value, int) else value
@@ -409,7 +427,11 @@ def kernels_in_numpy(monkeypatch: pytest.MonkeyPatch, *, programs: int) -> dict[
     made = {
         "attention_kernel": NumpyKernel("attention_kernel", gluon_impl.attention_kernel.arg_names),
         "fp8_kernel": NumpyKernel("fp8_kernel", fp8_impl.fp8_kernel.arg_names),
+        "weigh_kernel": NumpyKernel("weigh_kernel", split_impl.weigh_kernel.arg_names),
+        "combine_kernel": NumpyKernel("combine_kernel", split_impl.combine_kernel.arg_names),
     }
+    for name in ("weigh_kernel", "combine_kernel"):
+        monkeypatch.setattr(split_impl, name, made[name])
     monkeypatch.setattr(gluon_impl, "attention_kernel", made["attention_kernel"])
     monkeypatch.setattr(fp8_impl, "fp8_kernel", made["fp8_kernel"])
     pretend(monkeypatch, num_sms=programs)

@@ -3,7 +3,8 @@
 A graph is captured for a number of tokens, a bucket. How many sequences there are, how long they are and where they lie
 in the cache is read by kernels from words on the device, so one graph serves every mix. A pass is filled up to its
 bucket with tokens that go to a spare slot; a row's bits depend on its own sequence alone, so a pass gives the same
-logits packed or alone, whole or in chunks, from a graph or without one.
+logits packed or alone, whole or in chunks, from a graph or without one. A short chunk alone behind many cached tokens
+has a bucket of its own, of one sequence: then attention shares its keys among the SMs (ops/attention/split).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from onewave.gpu.scratch import recording_stream
 from onewave.memory.kv_cache import KVCache
 from onewave.models.batch import Batch, PromptRows
 from onewave.models.llama import Llama
+from onewave.ops.attention.split.plan import MAX_TOKENS, MIN_KEYS
 
 MAX_SEQUENCES = 16
 """Sequences of one pass."""
@@ -111,7 +113,7 @@ class PromptPasses:
 
     def __init__(self, model: Llama, kv: KVCache, *, spare_slot: int, use_graphs: bool) -> None:
         self._model, self._kv, self._spare_slot, self._use_graphs = model, kv, spare_slot, use_graphs
-        self._buckets: dict[int, _Bucket] = {}
+        self._buckets: dict[tuple[int, bool], _Bucket] = {}
         self._pool = torch.cuda.graph_pool_handle() if use_graphs else None
 
     def run(self, chunks: Sequence[PromptChunk], *, each: Callable[[int, Tensor], object] | None = None) -> Tensor:
@@ -120,7 +122,8 @@ class PromptPasses:
         num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
         size = bucket_of(max(num_tokens, BUCKETS[0]))
         keeps = self._use_graphs and size <= LARGEST_BUCKET
-        bucket = self._buckets.get(size) or self._new_bucket(size)
+        kind = size, size <= MAX_TOKENS and len(chunks) == 1 and chunks[0].start >= MIN_KEYS
+        bucket = self._buckets.get(kind) or self._new_bucket(*kind)
         host = bucket.next_host()
         host.sent.synchronize()  # of the pass before last, long ago
         host.fill(chunks, self._spare_slot)
@@ -133,7 +136,7 @@ class PromptPasses:
                     each(first, logits[: num_tokens - first])
 
             return self._model.forward(bucket.batch, self._kv, each=within)[: len(chunks)]
-        if keeps and size in self._buckets:
+        if keeps and kind in self._buckets:
             if bucket.graph is None:
                 self._capture(bucket)
             assert bucket.graph is not None
@@ -141,7 +144,7 @@ class PromptPasses:
             bucket.graph.replay()
             return bucket.logits[: len(chunks)]
         if keeps:
-            self._buckets[size] = bucket
+            self._buckets[kind] = bucket
         return self._model.forward(bucket.batch, self._kv)[: len(chunks)]
 
     def clear(self) -> None:
@@ -150,11 +153,12 @@ class PromptPasses:
         self._buckets.clear()
         self._pool = torch.cuda.graph_pool_handle() if self._use_graphs else None
 
-    def _new_bucket(self, size: int) -> _Bucket:
+    def _new_bucket(self, size: int, alone: bool) -> _Bucket:
         sequences = sequences_of(size)
         host = _HostWords(size, sequences), _HostWords(size, sequences)
         words = torch.zeros_like(host[0].words, device=self._model.device)
-        return _Bucket(words, Batch.packed(PromptRows.of_words(words, size, sequences)), host)
+        rows = PromptRows.of_words(words, size, sequences)
+        return _Bucket(words, Batch.packed(rows.first_sequence() if alone else rows), host)
 
     def _capture(self, bucket: _Bucket) -> None:
         device = self._model.device

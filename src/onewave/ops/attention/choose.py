@@ -15,6 +15,7 @@ from onewave.ops.attention.hopper.choose import plan_hopper, refusal, rows_apart
 from onewave.ops.attention.masks import Options, options
 from onewave.ops.attention.mma.plan import mma_refusal, plan_mma
 from onewave.ops.attention.plan import AttentionChoice, Facts
+from onewave.ops.attention.split.plan import plan_split, suits_split
 from onewave.ops.attention.triton.plan import plan_portable
 from onewave.ops.backends import load
 from onewave.ops.choice import Asked, because, empty_on_meta
@@ -123,7 +124,7 @@ def facts_of(call: AttentionCall) -> Facts:
     return Facts(
         call.name, call.backend, device, q.dtype, call.options, batch, num_heads, num_kv_heads, num_queries, num_keys,
         head_dim, tokens, page_size, call.extras.alibi_slopes is not None, None if bias is None else bias.dtype,
-        strides, keys_by_tma, missing,
+        strides, keys_by_tma, missing, call.lse is None and call.extras.sinks is None,
     )  # fmt: skip
 
 
@@ -166,7 +167,7 @@ def _on_gpu(facts: Facts) -> AttentionChoice:
     work = work_of(facts)
     if work.num_keys <= 0 and work.sequences is None:
         return AttentionChoice(backend, "empty", none, (because("no query sees a key: zeros are written"),))
-    return plan_hopper(facts, work)
+    return plan_split(facts) if suits_split(facts) else plan_hopper(facts, work)
 
 
 @lru_cache(maxsize=1024)

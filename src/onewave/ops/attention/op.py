@@ -118,7 +118,8 @@ def attention_varlen(
     if they lay one after another. Pages that no query sees and rows after a sequence's last key are not read, and table
     entries of neither. Hopper's kernel reads pages of 16, 32, 64, 128 or 256 keys in place, a CPU's loops any (float32,
     head_dim a multiple of 16, no softcap, sinks, ALiBi or bias; a row's bits depend on its own sequence alone); others
-    get a copy.
+    get a copy. One sequence of at most 64 tokens over 1,024 keys and more takes two kernels that share its keys among
+    the SMs, with the same bits: bf16, head_dim 128, pages of 128, causal alone.
     On a CPU, and with ONEWAVE_DEBUG=1, which synchronises, contents of both are checked. Raises ShapeError,
     UnsupportedError, InvalidArgumentError.
     """

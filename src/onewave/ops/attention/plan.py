@@ -16,7 +16,7 @@ class Facts(NamedTuple):
 
     batch: sequences of a packed batch, whose num_queries and num_keys are the longest's and whose queries are `tokens`
     in all. page_size: of keys in pages. strides: why TMA can't address a tensor, None if it can; keys_by_tma: whether
-    it can address k and v. missing: why Triton can't compile Gluon, None if it can.
+    it can address k and v. missing: why Triton can't compile Gluon, None if it can. plain: neither sinks nor LSE.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Facts(NamedTuple):
     strides: str | None = None
     keys_by_tma: bool = True
     missing: str | None = None
+    plain: bool = True
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -62,7 +63,8 @@ class AttentionChoice(Choice):
     The rest speaks of our kernels: a tile holds block_m rows (queries x packed_heads) and walks over block_n keys at a
     time; head_dim is computed in `width` columns. tiles: of a head, or of a group of packed heads; num_programs: the
     grid. descriptors: K and V come through tensor descriptors (TMA), not through pointers. max_registers: of a thread.
-    copies_pages: pages are copied into rows first. schedule: how the Hopper kernels' tiles are dealt.
+    copies_pages: pages are copied into rows first. schedule: how the Hopper kernels' tiles are dealt. splits: programs
+    that share the key tiles of block_m rows; 1: one goes over all of them.
     """
 
     block_m: int = 0
@@ -77,6 +79,7 @@ class AttentionChoice(Choice):
     max_registers: int = 0
     copies_pages: bool = False
     schedule: Schedule | None = None
+    splits: int = 1
 
     @property
     def tile(self) -> str | None:
@@ -88,7 +91,11 @@ class AttentionChoice(Choice):
 
     @property
     def split(self) -> str | None:
-        """No kernel splits keys."""
+        """How many programs share the keys of a tile's rows."""
+        if self.splits > 1:
+            return (
+                f"{self.splits} programs share the key tiles of {self.block_m} rows; a second kernel sums them in order"
+            )
         return "none: a program walks over all keys of its rows" if self.block_m else None
 
     @property
