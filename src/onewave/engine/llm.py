@@ -78,7 +78,7 @@ class LLM:
     line that says why; on a CPU eager. What is named never falls back. decode_path says which one runs.
     quantization: None, or what the matrices are rounded to as the model loads: "int8" or "fp8" (e4m3) with a scale a
     row, or "int4" with a scale for 128 columns. The wave then reads that; activations, sums, cache and embedding keep
-    their types. Other decode paths and a CPU keep the same rounded weights in the model's dtype, and save no memory.
+    their types. A CPU multiplies the codes. Other decode paths keep the same numbers in the model's dtype.
     "w8a8" or "fp8-w8a8": int8 or e4m3 matrices whose products round activations to the same by token; not in the wave.
     kv_cache_dtype: auto (the model's), or "int8" or "fp8" (e4m3), which hold twice the tokens. A KV head's scale is the
     checkpoint's, or made at load from a small text, and constant from then on.

@@ -118,7 +118,8 @@ def _load_plain(location: ModelLocation, config: ModelConfig, options: LoadOptio
         before = sample_logits(found, sample) if sample else None
         if not tiled and isinstance(rounding, Rounding):
             name = str(options.dtype).removeprefix("torch.")
-            _log.warning("%s weights are kept in %s: only the wave holds them packed", rounding.name, name)
+            packed = "only the wave, and a CPU in float32, hold them packed"
+            _log.warning("%s weights are kept in %s: %s", rounding.name, name, packed)
         try:
             if isinstance(rounding, Rounding):
                 found.weights = (pack_rounded if tiled else round_weights)(found.weights, rounding)
