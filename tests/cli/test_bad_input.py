@@ -93,7 +93,7 @@ OUT_OF_RANGE = {
     "--prompt-logprobs": ["999"],
     "--presence-penalty": ["3"],
     "--logit-bias": ["15", "a=1", "1=x", "-1=1", "1=nan", "260=1"],
-    "--structured-outputs": ["{", "[]"],
+    "--structured-outputs": ["{", "[]", "[" * 100_000],
     "--stop": ["", r"a\q", "a\\", r"\u12", r"\U00110000"],
     "--stop-token-ids": ["1,x", "1,-1", "260", ""],
     "--max-model-len": ["0", "1000000"],

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 600
 _MAX_ERROR_BYTES = 65536
+# What a connection, or JSON, raises.
+_BROKEN = (OSError, http.client.HTTPException, ValueError, RecursionError)
 # Fields that mean nothing to a server, or are sent another way.
 _OWN_FIELDS = ("n", "detokenize", "logprobs", "prompt_logprobs", "structured_outputs")
 
@@ -81,7 +83,7 @@ class RemoteModel:
                     parts += bool(text)
                     first = first or (time.perf_counter() if text else None)
                     yield Said(text, usage.get("completion_tokens", parts), choice.get("finish_reason"))
-        except (OSError, http.client.HTTPException, ValueError, AttributeError, TypeError) as error:
+        except (*_BROKEN, AttributeError, TypeError) as error:
             raise self._broken(error) from error
         finally:
             connection.close()
@@ -125,7 +127,7 @@ class RemoteModel:
         connection = self._connect()
         try:
             found = json.loads(self._send(connection, method, path, body).read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except _BROKEN as error:
             raise self._broken(error) from error
         finally:
             connection.close()

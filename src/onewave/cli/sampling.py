@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from onewave.base.errors import InvalidArgumentError, shown
+from onewave.base.json_files import parse_json
 
 if TYPE_CHECKING:
     from onewave.engine.params import SamplingParams
@@ -74,7 +74,9 @@ class Sampling:
         given["stop"] = [unescape(text) for text in self.stop or ()]
         given["logit_bias"] = _biases(self.logit_bias) if self.logit_bias else None
         given["stop_token_ids"] = _token_ids(self.stop_token_ids or ())
-        given["structured_outputs"] = None if self.structured_outputs is None else _form(self.structured_outputs)
+        if self.structured_outputs is not None:
+            allowed = 'a JSON object, as {"regex": "[0-9]+"}'
+            given["structured_outputs"] = parse_json(self.structured_outputs, "--structured-outputs", allowed=allowed)
         return SamplingParams(**given)
 
 
@@ -124,14 +126,6 @@ def _biases(given: Sequence[str]) -> dict[int, float]:
             raise InvalidArgumentError("--logit-bias", got=f"token id {number} twice", allowed="once")
         biases[number] = value
     return biases
-
-
-def _form(given: str) -> object:
-    try:
-        return json.loads(given)
-    except ValueError:
-        allowed = 'a JSON object, as {"regex": "[0-9]+"}'
-        raise InvalidArgumentError("--structured-outputs", got=shown(given), allowed=allowed) from None
 
 
 def _token_ids(given: Sequence[str]) -> list[int]:

@@ -106,7 +106,7 @@ class Endpoint:
     def _json(self, path: str, text: bytes) -> Any:
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RequestFailed(self._at(path), got="an answer that is no JSON") from None
 
     async def _parts(self, method: str, path: str, body: Any) -> AsyncGenerator[bytes]:
@@ -195,5 +195,5 @@ def message_of(text: bytes) -> str:
     try:
         found = json.loads(text)
         return str(found["error"]["message"])[:_MAX_MESSAGE]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return text.decode("utf-8", "replace")[:_MAX_MESSAGE]

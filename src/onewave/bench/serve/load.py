@@ -228,7 +228,7 @@ async def ask(endpoint: Endpoint, workload: Workload, talk: Conversation) -> Ans
         answer.error = f"no end after {endpoint.timeout:g} s"
     except RequestFailed as error:
         answer.error = str(error)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         answer.error = f"an event that is not OpenAI's ({error!r})"
     return answer
 
