@@ -283,6 +283,8 @@ def test_bad_arguments_are_refused_in_one_line(llm: LLM, checkpoint: Path) -> No
             llm.chat(messages)
     with pytest.raises(InvalidArgumentError, match=r"messages: a list with 'x{199}\.\.\.; "):
         llm.chat(["x" * 500])
+    with pytest.raises(InvalidArgumentError, match=r"messages\[1\]: int; "):
+        llm.chat([{"role": "user", "content": "x"}, 5])
     for name, value in (("device", "tpu"), ("device", "cpu:0"), ("device", "cuda:x"), ("dtype", "int8")):
         with pytest.raises(UnsupportedError, match=f"{name}: '{value}'"):
             LLM(checkpoint, **{name: value})

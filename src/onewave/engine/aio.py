@@ -25,7 +25,7 @@ from onewave.engine.output import RequestOutput
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompts import ParamsLike, PromptLike, RawPrompt, parse_params, parse_prompts
 from onewave.engine.request import Reader, Request, RequestState
-from onewave.engine.text.conversations import ChatLayout, Conversation
+from onewave.engine.text.conversations import ChatLayout, Conversation, num_characters
 
 _Result = TypeVar("_Result")
 
@@ -150,7 +150,7 @@ class AsyncLLM:
 
     async def prepare_chat(self, conversation: Conversation, params: SamplingParams, layout: ChatLayout) -> Job:
         """Lay a conversation out, encode and check it, as `prepare`."""
-        length = sum(len(str(message.get("content"))) for message in conversation)
+        length = num_characters(conversation)
         return await _beside(lambda: self.llm.prepare_chat(conversation, params, layout), length, params)
 
     async def run(

@@ -36,7 +36,7 @@ from onewave.engine.prompts import (
 from onewave.engine.request import Detokenizer, Reader, Request, RequestState
 from onewave.engine.runner import ModelRunner
 from onewave.engine.scheduler.load import EngineLoad
-from onewave.engine.text.conversations import ChatLayout, Conversation, parse_conversations
+from onewave.engine.text.conversations import ChatLayout, Conversation, num_characters, parse_conversations
 from onewave.engine.text.lengths import check_length, is_long, refuse_length
 from onewave.engine.thread import EngineThread
 from onewave.memory.block_pool import PrefixCaching
@@ -346,7 +346,7 @@ class LLM:
         if layout.tools and not tokenizer.reads_tools(**layout.variables()):
             got, next = "a chat template that reads none", "Pass chat_template= for one that does."
             raise InvalidArgumentError("tools", got=got, next=next)
-        if is_long(sum(len(str(message.get("content"))) for message in conversation), self.max_model_len):
+        if is_long(num_characters(conversation), self.max_model_len):
             text = tokenizer.render_chat(conversation, layout.add_generation_prompt, **layout.variables())
             check_length(tokenizer, text, self.max_model_len)
         return self._checked(*tokenizer.lay_out_chat(conversation, layout), params)

@@ -83,6 +83,13 @@ def parse_conversations(messages: Conversation | Sequence[Conversation]) -> list
     return cast("list[Conversation]", items)
 
 
+def num_characters(conversation: Conversation) -> int:
+    """Characters of what messages say, before anything has looked at them."""
+    given = cast("Sequence[object]", conversation)
+    messages = [cast("Message", message) for message in given if isinstance(message, Mapping)]
+    return sum(len(str(message.get("content"))) for message in messages)
+
+
 def _check_variables(variables: object) -> None:
     allowed = "a mapping from names of template variables to values"
     if variables is not None and not isinstance(variables, Mapping):
