@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 600
 _MAX_ERROR_BYTES = 65536
-# What a connection, or JSON, raises.
+# Errors of connections and of JSON.
 _BROKEN = (OSError, http.client.HTTPException, ValueError, RecursionError)
 # Fields that mean nothing to a server, or are sent another way.
 _OWN_FIELDS = ("n", "detokenize", "logprobs", "prompt_logprobs", "structured_outputs")
