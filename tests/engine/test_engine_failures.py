@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kit.models.fake_model import FakeRunner, expected_tokens, make_engine, run_all
 from onewave.base.errors import CapacityError
-from onewave.engine.host_copies import to_list
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompt.passes import PromptChunk
 from onewave.models.batch import StepRows
@@ -72,7 +71,7 @@ class Overflowing(FakeRunner):
 
     def decode(self, rows: StepRows) -> Tensor:
         logits = super().decode(rows)
-        ends = zip(to_list(rows.slots), to_list(rows.positions), strict=True)
+        ends = zip(rows.slots.tolist(), rows.positions.tolist(), strict=True)
         return self.spoil([self.sequence(slot, position + 1) for slot, position in ends], logits)
 
 

@@ -31,8 +31,9 @@ def test_steps_of_one_shape_take_turns_in_the_same_blocks(staging):
     places, ahead = set(), staging.copy(parts)
     for _ in range(10):
         behind, ahead = ahead, staging.copy(parts)
-        assert all(torch.equal(host, part) for host, part in zip(behind, parts, strict=True))
-        places.add(behind[0].data_ptr())
+        assert all(torch.equal(host, part) for host, part in zip(behind.parts, parts, strict=True))
+        assert [view.tolist() for view in behind.views] == [part.tolist() for part in parts]
+        places.add(behind.parts[0].data_ptr())
         staging.give(behind)
     assert len(places) == 2
     assert pool.allocator.statistics().num_allocations == 6
@@ -45,9 +46,9 @@ def test_blocks_of_another_shape_and_of_dropped_steps_go_back_to_the_pool(stagin
     assert pool.allocator.statistics().requested_bytes == 9 * 8
     event = Event()
     staging.clear([(kept, event)])
-    assert staging.copy([torch.arange(9)])[0].data_ptr() != kept[0].data_ptr()
+    assert staging.copy([torch.arange(9)]).parts[0].data_ptr() != kept.parts[0].data_ptr()
     event.done = True
-    assert staging.copy([torch.arange(9)])[0].data_ptr() == kept[0].data_ptr()
+    assert staging.copy([torch.arange(9)]).parts[0].data_ptr() == kept.parts[0].data_ptr()
 
 
 def test_an_end_leaves_nothing_in_use(staging):

@@ -33,7 +33,7 @@ from torch import Tensor
 from onewave.base.errors import CapacityError, OnewaveError
 from onewave.engine.failures import own_copy, without_frames
 from onewave.engine.grammar.compiler import Grammar
-from onewave.engine.host_copies import HostLogprobs, InFlight, check_room, to_list
+from onewave.engine.host_copies import HostLogprobs, InFlight, check_room
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompt.passes import PromptChunk
 from onewave.engine.request import Detokenizer, Ends, Reader, Request, Sample
@@ -44,7 +44,7 @@ from onewave.engine.scheduler.scheduler import Scheduler
 from onewave.engine.scheduler.sequence import PassLimits, Scheduled, StepPlan
 from onewave.memory.block_pool import BlockEvent, BlockPool, PrefixCaching
 from onewave.memory.shortage import is_out_of_memory
-from onewave.memory.staging import Staging
+from onewave.memory.staging import Staging, views_of
 from onewave.models.batch import StepRows
 from onewave.ops.sampling import rows_without_numbers, stream_key, token_logprobs
 
@@ -307,7 +307,8 @@ class Engine:
             if not sample.finished:
                 self._scheduler.add(sequence)
         if self._staging is not None:
-            self._staging.clear((step.sampled.parts, step.ready) for step in self._in_flight)
+            dropped = [step.copied for step in self._in_flight if step.copied is not None]
+            self._staging.clear((copied, copied.ready) for copied in dropped)
         self._in_flight.clear()
         self._rows = self._newest = None
 
@@ -377,8 +378,7 @@ class Engine:
                     scheduled.alone = False
         if sampled is not None:
             self._newest = tuple(sequences), sampled.tokens
-            samples = [sample_of(sequence) for sequence in sequences]
-            self._in_flight.append(InFlight.copy(sampled, samples, [0] * len(samples), self._staging))
+            self._copy(sampled, [sample_of(sequence) for sequence in sequences], first=True)
 
     def _sample_first(self, sequences: list[Scheduled], logits: Tensor) -> Sampled | None:
         """Launch the sampling of prompts' first tokens. logits: float32 [sequences, vocab]."""
@@ -405,7 +405,7 @@ class Engine:
         rows = self._rows
         if rows is None or not rows.are(plan.rows):
             rows = self._rows = DecodeRows.build(plan.rows, self._newest, self._sampler)
-        numbers = [each.launched for each in plan.rows]
+        numbers = None if rows.known is None else [each.launched for each in plan.rows]
         logits = self._runner.decode(rows.next)
         self._host.end("launch")
         if rows.plan.has_masks:
@@ -416,10 +416,17 @@ class Engine:
         self._newest = rows.sequences, rows.token_ids
         self._scheduler.ran(plan)
         self._host.end("scheduler")
-        self._in_flight.append(InFlight.copy(sampled, rows.samples, numbers, self._staging))
+        self._copy(sampled, rows.samples, numbers=numbers)
         self._host.end("launch")
         self._host.steps += 1
         return True
+
+    def _copy(
+        self, sampled: Sampled, samples: list[Sample], *, first: bool = False, numbers: list[int] | None = None
+    ) -> None:
+        """Start moving a step's results to the host. first, numbers: InFlight's."""
+        copied = None if self._staging is None else self._staging.start(sampled.parts)
+        self._in_flight.append(InFlight(samples, sampled, copied, first, numbers))
 
     def _read(self, keep: int) -> bool:
         """Wait for launched steps, oldest first, until only `keep` are left; hand their tokens to the samples. Returns
@@ -427,19 +434,19 @@ class Engine:
         any_first = False
         while len(self._in_flight) > keep:
             step = self._in_flight.popleft()
-            if step.ready is not None:
-                step.ready.synchronize()
+            if step.copied is not None and step.copied.ready is not None:
+                step.copied.ready.synchronize()
             self._host.begin()
             self._runner.check()  # before a reader sees a token of a launch that gave up
-            for row in rows_without_numbers(step.sampled.highest):
+            tokens, highest, *found = step.parts
+            for row in rows_without_numbers(highest):
                 self._end_without_numbers(step.samples[row])
-            logprobs = None if step.sampled.logprobs is None else HostLogprobs(step.sampled.logprobs)
-            tokens = to_list(step.sampled.tokens)
-            if self._staging is not None:
-                self._staging.give(step.sampled.parts)
-            self._note_tokens(step, tokens, logprobs)
+            token_ids, logprobs = tokens.tolist(), HostLogprobs(found) if found else None
+            if self._staging is not None and step.copied is not None:
+                self._staging.give(step.copied)
+            self._note_tokens(step, token_ids, logprobs)
             self._host.end("detokenising")
-            any_first |= not step.numbers[0]
+            any_first |= step.first
         return any_first
 
     def _end_without_numbers(self, sample: Sample) -> None:
@@ -450,29 +457,28 @@ class Engine:
 
     def _note_tokens(self, step: InFlight, token_ids: list[int], logprobs: HostLogprobs | None) -> None:
         """Hand one token to each sample of a step."""
-        changed = self._changed
-        for row, (sample, number, token_id) in enumerate(zip(step.samples, step.numbers, token_ids, strict=True)):
-            if sample.finish_reason is not None or number < len(sample.token_ids):
+        changed, numbers = self._changed, step.numbers
+        for row, (sample, token_id) in enumerate(zip(step.samples, token_ids, strict=True)):
+            if sample.finish_reason is not None or (numbers is not None and numbers[row] < len(sample.token_ids)):
                 continue  # ended, or was aborted, while this step ran; or is fed what it knows
-            request = sample.request
-            if number == 0:
-                request.note_first_token()
+            if step.first:
+                sample.request.note_first_token()
             sample.append(token_id)
             if sample.grammar is not None and sample.grammar.failure is not None:
-                self.abort(request, sample.grammar.failure)
-            if logprobs is not None and (wanted := request.params.logprobs) is not None:
+                self.abort(sample.request, sample.grammar.failure)
+            if logprobs is not None and (wanted := sample.request.params.logprobs) is not None:
                 try:
                     check_room(self._num_entries(wanted))
                 except CapacityError as error:
-                    self.abort(request, without_frames(error))
+                    self.abort(sample.request, without_frames(error))
                     continue
                 sample.add_logprobs(*logprobs.entry(row, token_id, wanted, self._token_text))
             if sample.finish_reason is not None:
                 self._scheduler.remove(sample)
-                request.note_finished()
-                changed.add(request)  # the samples that go on are told then too
-            elif request.streaming:
-                changed.add(request)
+                sample.request.note_finished()
+                changed.add(sample.request)  # the samples that go on are told then too
+            elif sample.streaming:
+                changed.add(sample.request)
 
     def _num_entries(self, wanted: int) -> int:
         """Entries of a position: the token itself and the `wanted` most probable ones (-1: all)."""
@@ -489,5 +495,5 @@ class Engine:
             return
         tokens = torch.tensor(following, dtype=torch.int64).to(logits.device)
         k = logits.shape[1] if wanted == -1 else wanted
-        found = HostLogprobs(token_logprobs(logits[: len(following)], tokens, k))
+        found = HostLogprobs(views_of(token_logprobs(logits[: len(following)], tokens, k)))
         entries += [found.entry(row, token_id, wanted, self._token_text)[1] for row, token_id in enumerate(following)]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
-
-import torch
-from torch import Tensor
+from typing import cast
 
 from onewave.base.errors import CapacityError
 from onewave.engine.output import Logprob, Logprobs
 from onewave.engine.request import Sample
 from onewave.engine.sampler import Sampled
 from onewave.memory.host import available_bytes
-from onewave.memory.staging import Staging
-from onewave.ops.sampling import TokenLogprobs
+from onewave.memory.staging import Copied, views_of
 
 # Bytes of a token's entry in a dict: Logprob, its numbers and the dict's own room (282 with a text for each).
 _ENTRY_BYTES = 250
@@ -33,32 +29,34 @@ def check_room(entries: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A launched step with tokens that the host has not read: copies under way to host memory, done when `ready` is.
-    numbers: of each sample, which of its tokens it is. source: what is copied, which has to live as long."""
+    """A launched step with tokens that the host has not read: copies under way to host memory, done when
+    `copied.ready` is.
+
+    first: whether they are samples' first tokens. numbers: of each sample, which of its tokens it is; None where each
+    is the one after those that the host has read. sampled: on the device, whose memory has to live as long.
+    """
 
     samples: list[Sample]
-    numbers: list[int]
     sampled: Sampled
-    ready: torch.cuda.Event | None = None
-    source: Sampled | None = None
+    copied: Copied | None = None
+    first: bool = False
+    numbers: list[int] | None = None
 
-    @classmethod
-    def copy(cls, sampled: Sampled, samples: list[Sample], numbers: list[int], staging: Staging | None) -> InFlight:
-        """Start moving a step's results to the host. staging: None on a CPU."""
-        if staging is None:
-            return cls(samples, numbers, sampled)
-        copied, ready = staging.start(sampled.parts)
-        return cls(samples, numbers, Sampled.of(copied), ready, source=sampled)
+    @property
+    def parts(self) -> list[memoryview]:
+        """Sampled.parts, on the host."""
+        return views_of(self.sampled.parts) if self.copied is None else self.copied.views
 
 
 class HostLogprobs:
-    """TokenLogprobs as Python lists."""
+    """TokenLogprobs as Python lists, of its parts in host memory."""
 
-    def __init__(self, logprobs: TokenLogprobs) -> None:
-        self.sampled: list[float] = to_list(logprobs.sampled)
-        self.rank: list[int] = to_list(logprobs.rank)
-        self.top: list[list[float]] = to_list(logprobs.top)
-        self.top_ids: list[list[int]] = to_list(logprobs.top_ids)
+    def __init__(self, parts: Sequence[memoryview]) -> None:
+        sampled, rank, top, top_ids = parts
+        self.sampled: list[float] = sampled.tolist()
+        self.rank = rank.tolist()
+        self.top = cast("list[list[float]]", top.tolist())
+        self.top_ids = cast("list[list[int]]", top_ids.tolist())
 
     def entry(self, row: int, token_id: int, wanted: int, text: Callable[[int], str]) -> tuple[float, Logprobs]:
         """One position's log-probabilities: the token itself, then the `wanted` most probable ones (-1: all). text: of
@@ -73,7 +71,3 @@ class HostLogprobs:
             if other not in entries:
                 entries[other] = Logprob(value, rank, text(other))
         return own, entries
-
-
-def to_list(tensor: Tensor) -> list[Any]:
-    return cast("list[Any]", tensor.tolist())  # pyright: ignore[reportUnknownMemberType] (torch's stub)

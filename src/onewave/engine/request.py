@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
@@ -37,8 +36,9 @@ class Detokenizer(Protocol):
 class SampleState(NamedTuple):
     """A sample's progress after a step, and how much of its text is final: all only grow.
 
-    num_shown_tokens: tokens with text that is shown. A stop string that may yet come holds back text and tokens alike;
-    one that has come takes both.
+    num_shown: characters of its text, with stop strings; without, the text is its tokens'. num_shown_tokens: tokens
+    with text that is shown. A stop string that may yet come holds back text and tokens alike; one that has come takes
+    both.
     """
 
     num_tokens: int
@@ -80,10 +80,13 @@ class Sample:
     """One continuation of a prompt.
 
     token_ids: what the host has read. grammar: how far it has come in the form that its request asks for.
+
+    Stop strings are looked for in the engine's thread, as the text grows. Without them a text is made of all tokens
+    that there are when a reader asks for it, in the reader's thread, so that no step waits for it.
     """
 
     def __init__(self, request: Request, index: int, key: int, detokenizer: Detokenizer | None) -> None:
-        self.request = request
+        self.request, self.streaming = request, request.streaming
         self.grammar: GrammarState | None = None
         if request.grammar is not None:
             self.grammar = request.grammar.begin(
@@ -110,13 +113,12 @@ class Sample:
         self._token_ends: list[int] = []
         # Where the stop string that ended the sample begins.
         self._stop_begin: int | None = None
-        # Without a reader or a stop string the text is made once, at the end.
-        self._follows_text = detokenizer is not None and (request.streaming or bool(self._stops))
+        # Without stop strings: tokens whose text is made, whether all of it is, and whether the last token has none.
+        self._num_read, self._all_read, self._hides_end = 0, False, False
         # Its own, as the newest tokens of all rows are appended one after another: tokens that end it, and the number
         # up to which only those can; none where a grammar or stop strings can, too.
         simple = self.grammar is None and not self._stops
         self._ends, self._max_simple = request.end_ids, request.max_new_tokens if simple else 0
-        self._piece = detokenizer.push if detokenizer is not None and self._follows_text else None
         self._shown = self._shown_tokens = 0
 
     @property
@@ -125,7 +127,9 @@ class Sample:
 
     @property
     def text(self) -> str:
-        """The text of its tokens so far."""
+        """The text of its tokens so far. Its reader's to ask for."""
+        if not self._stops:
+            self._read(self.state())
         return str(self._text)
 
     def append(self, token_id: int) -> None:
@@ -133,8 +137,6 @@ class Sample:
         ids = self.token_ids
         ids.append(token_id)
         if len(ids) < self._max_simple and token_id not in self._ends:
-            if self._piece is not None:
-                self._text.add(self._piece((token_id,)))
             return
         self._take(token_id)
         if self._stops:
@@ -148,19 +150,15 @@ class Sample:
         # Before min_tokens an end is sampled only where every other token is banned: it does not end the sample yet.
         if token_id in request.end_ids and len(ids) > request.params.min_tokens:
             self.stop_reason = token_id if token_id in request.params.stop_ids else None
-            keep = request.params.include_stop_str_in_output
-            if self._follows_text:
-                self._push([token_id] if keep else [], last=True)
-            else:
-                self._push(ids if keep else ids[:-1], last=True)
+            self._hides_end = not request.params.include_stop_str_in_output
+            if self._stops:
+                self._push([] if self._hides_end else [token_id], last=True)
             self.finish_reason = "stop"
             return
         complete = self.grammar is not None and self.grammar.ended
         last = complete or len(ids) >= request.max_new_tokens
-        if self._follows_text:
+        if self._stops:
             self._push([token_id], last=last)
-        elif last:
-            self._push(ids, last=True)
         if last and self.finish_reason is None:
             self.finish_reason = "stop" if complete else "length"
 
@@ -172,17 +170,15 @@ class Sample:
 
     def abort(self) -> None:
         """End without another token."""
-        if self.finish_reason is None:
-            if not self._follows_text:
-                # Whatever a tokenizer raises: an abort has to free the slot.
-                with suppress(Exception):
-                    self._push(self.token_ids, last=True)
-            self.finish_reason = "abort"
+        self.finish_reason = self.finish_reason or "abort"
 
     def state(self) -> SampleState:
         """How far it has come."""
+        if not self._stops:
+            count = len(self.token_ids)
+            return SampleState(count, 0, count, self.cumulative_logprob, self.finish_reason, self.stop_reason)
         shown, tokens = len(self._text), len(self.token_ids)
-        if self._stops and not self.request.params.include_stop_str_in_output:
+        if not self.request.params.include_stop_str_in_output:
             if self.finish_reason is None:
                 end = self._num_whole - num_held_back(self._whole_end, self._stops)
                 shown, tokens = self._without_hidden(end), self._num_tokens_until(end)
@@ -195,11 +191,12 @@ class Sample:
     def output(self, state: SampleState, *, delta: bool = False) -> CompletionOutput:
         """A copy of what the sample was in a state, or with `delta` of what is new since the call before."""
         begin, end = (self._shown_tokens, state.num_shown_tokens) if delta else (0, state.num_tokens)
-        new = self._text.between(self._shown, state.num_shown)
-        self._shown, self._shown_tokens = state.num_shown, state.num_shown_tokens
+        shown = state.num_shown if self._stops else self._read(state)
+        new = self._text.between(self._shown, shown)
+        self._shown, self._shown_tokens = shown, state.num_shown_tokens
         return CompletionOutput(
             index=self.index,
-            text=new if delta else self._text.between(0, state.num_shown),
+            text=new if delta else self._text.between(0, shown),
             token_ids=self.token_ids[begin:end],
             cumulative_logprob=None if self.logprobs is None else state.cumulative_logprob,
             logprobs=None if self.logprobs is None else self.logprobs[begin:end],
@@ -208,16 +205,27 @@ class Sample:
             delta=new,
         )
 
+    def _read(self, state: SampleState) -> int:
+        """Grow the text by the tokens up to a state. Returns its length. Without stop strings."""
+        if self._detokenizer is not None:
+            ended = state.finish_reason is not None
+            end = state.num_tokens - (ended and self._hides_end)
+            if self._num_read < end:
+                self._text.add(self._detokenizer.push(self.token_ids[self._num_read : end]))
+                self._num_read = end
+            if ended and not self._all_read:
+                self._text.add(self._detokenizer.finish())
+                self._all_read = True
+        return len(self._text)
+
     def _push(self, ids: Sequence[int], *, last: bool) -> None:
-        """Grow the text by some tokens and, with `last`, by what was held back; end it at a stop string."""
+        """Grow the text by some tokens and, with `last`, by what was held back; end it at a stop string. With those."""
         if self._detokenizer is None:
             return
         new = self._detokenizer.push(ids)
         if last:
             new += self._detokenizer.finish()
         self._text.add(new)
-        if not self._stops:
-            return
         old, hidden = self._num_whole, "".join(map(self._detokenizer.hidden, ids))
         if hidden:
             self._hidden.append((old, len(hidden)))

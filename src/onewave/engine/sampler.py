@@ -6,7 +6,8 @@ as device tensors, so that a step of greedy rows is one argmax and no step reads
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -19,8 +20,10 @@ from torch import Tensor
 from onewave.base.errors import ShapeError
 from onewave.engine.params import SamplingParams
 from onewave.ops.sampling import (
+    Chosen,
     RowParameters,
     TokenLogprobs,
+    bound_greedy,
     choose,
     greedy,
     highest_of,
@@ -33,7 +36,7 @@ from onewave.ops.sampling import (
     uniforms,
 )
 
-# Batches whose parameters are kept on the device, each a few KB.
+# Batches whose parameters are kept on the device, and places of logits that tokens were chosen from: a few KB each.
 _MAX_KEPT = 256
 _RowValues = tuple[float, int, float, float]
 # Uniform numbers are made and sent to the device for this many steps at once.
@@ -76,12 +79,6 @@ class Sampled:
         """All of it."""
         return [self.tokens, self.highest, *(self.logprobs or ())]
 
-    @classmethod
-    def of(cls, parts: Sequence[Tensor]) -> Sampled:
-        """The same from its parts."""
-        tokens, highest, *logprobs = parts
-        return cls(tokens, highest, TokenLogprobs(*logprobs) if logprobs else None)
-
 
 class Sampler:
     """Holds, on the device and per slot, which tokens a penalised sequence has seen.
@@ -94,6 +91,8 @@ class Sampler:
         self.num_slots, self.vocab_size, self.device = num_slots, vocab_size, device
         self._seen: tuple[Tensor, Tensor] | None = None
         self._row_parameters: dict[tuple[_RowValues, ...], RowParameters | None] = {}
+        # By where logits lie, and their form; results of two steps, as the host reads one's while the next one runs.
+        self._greedy: dict[tuple[int, ...], deque[tuple[Callable[[], None], Chosen]]] = {}
         if device.type == "cuda":
             compile_kernels(vocab_size, device)
 
@@ -143,6 +142,26 @@ class Sampler:
             )
         return self._row_parameters[values]
 
+    def greedy(self, logits: Tensor, *, again: bool) -> Chosen:
+        """The most likely token of each row. logits: float32 [rows, vocab]. again: whether logits of the same rows come
+        from one launch after another; then the second choice after this one may write over what it gave."""
+        if logits.is_cpu:
+            return choose(logits, None, None)
+        place = logits.data_ptr(), *logits.shape, *logits.stride()
+        calls = self._greedy.get(place)
+        if calls is None:
+            bound = (bound_greedy(logits), bound_greedy(logits)) if again else ()
+            made = [call for call in bound if call is not None]
+            if not made:
+                return choose(logits, None, None)
+            if len(self._greedy) >= _MAX_KEPT:
+                self._greedy.clear()
+            calls = self._greedy[place] = deque(made)
+        calls.rotate()
+        launch, chosen = calls[0]
+        launch()
+        return chosen
+
     def plan(self, rows: Sequence[SamplerRow]) -> SamplingPlan:
         """Prepare to sample these rows, in this order, from their current steps on."""
         return SamplingPlan(self, rows)
@@ -188,7 +207,10 @@ class SamplingPlan:
             self._build_bans()
             self._note_edits()
         edited = logits if self._as_is else self._edit(logits)
-        tokens, highest = choose(edited, None if self._parameters is None else self._next_uniforms(), self._parameters)
+        if self._parameters is None:
+            tokens, highest = self._sampler.greedy(edited, again=self._as_is and self._step > 0)
+        else:
+            tokens, highest = choose(edited, self._next_uniforms(), self._parameters)
         if not self._as_is:
             highest = highest_of(logits)  # of which a ban makes none infinite
         if self._penalties is not None:

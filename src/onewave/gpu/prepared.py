@@ -94,7 +94,31 @@ class Prepared:
             addresses += self._addresses(stream)
         with held(self._device) if len(self._launches) > 1 else _ALONE:
             for each in self._launches:
-                _run(each, stream, addresses)
+                args = _packed(each, addresses)
+                args[_STREAM_AT] = stream
+                each.launch(*args)
+        return self._result(tensors)
+
+    def bound(self, tensors: list[Tensor], addresses: list[int]) -> tuple[Callable[[], None], Any] | None:
+        """Return what launches a call with these very operands on the current stream, again and again, and the result
+        that it writes anew each time. The lists grow, as in a call. None for calls that take memory of a stream."""
+        if self._memory:
+            return None
+        for make in self._makers:
+            tensors.append(make())
+            addresses.append(tensors[-1].data_ptr())
+        launches = [(each.launch, _packed(each, addresses)) for each in self._launches]
+        stream_of, index = self._stream_of, self._index
+
+        def launch() -> None:
+            stream = stream_of(index)
+            for run, args in launches:
+                args[_STREAM_AT] = stream
+                run(*args)
+
+        return launch, self._result(tensors)
+
+    def _result(self, tensors: list[Tensor]) -> Any:
         returned = self._returned
         return tensors[returned] if type(returned) is int else tuple([tensors[at] for at in returned])  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
 
@@ -117,16 +141,16 @@ class Prepared:
         return known[0]
 
 
-def _run(one: _Launch, stream: int, addresses: list[int]) -> None:
+def _packed(one: _Launch, addresses: list[int]) -> list[Any]:
+    """A launcher's arguments, but for the stream."""
     args = one.args.copy()
-    args[_STREAM_AT] = stream
     for at, source, offset in one.pointers:
         args[at] = addresses[source] + offset
     for at, source, offset, describe, number in one.described:
         address = addresses[source] + offset
         found = _maps.get((number, address))
         args[at] = _described(number, address, describe) if found is None else found
-    one.launch(*args)
+    return args
 
 
 def _described(number: int, address: int, describe: Callable[[int], Any]) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from enum import Enum, auto
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from onewave.gpu.prepared import Prepared
 
 _Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
+_Result = TypeVar("_Result", covariant=True)
 
 _MAX_FORMS = 1024
 _ALIGNED_BYTES = 16
@@ -36,7 +36,19 @@ class _Seen(Enum):
     UNPREPARED = auto()
 
 
-def prepared(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+class PreparedOperator(Protocol[_Given, _Result]):
+    """An operator with prepared calls."""
+
+    def __call__(self, *args: _Given.args, **named: _Given.kwargs) -> _Result: ...
+
+    def bound(self, *args: _Given.args, **named: _Given.kwargs) -> tuple[Callable[[], None], _Result] | None:
+        """Return what launches this very call again and again, and its result, which is written anew each time: only
+        launches, with no look at who watches, at hooks, or whether the operands' memory is still theirs. None where no
+        call of the form is prepared yet, or can be bound."""
+        ...
+
+
+def prepared(function: Callable[_Given, _Result]) -> PreparedOperator[_Given, _Result]:
     """Return the operator with prepared calls; same arguments, results and errors."""
     forms: dict[Hashable, Prepared | _Seen] = {}
 
@@ -65,7 +77,17 @@ def prepared(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
             return known(tensors, addresses)
         return function(*args, **named)
 
-    return call
+    def bound(*args: _Given.args, **named: _Given.kwargs) -> tuple[Callable[[], None], _Result] | None:
+        tensors: list[Tensor] = []
+        addresses: list[int] = []
+        known = forms.get(_form((*args, *named.values()), tuple(named), tensors, addresses))
+        if known is None or isinstance(known, _Seen) or known.has_hooks():
+            return None
+        return known.bound(tensors, addresses)
+
+    operator = cast("PreparedOperator[_Given, _Result]", call)
+    operator.bound = bound
+    return operator
 
 
 def _form(

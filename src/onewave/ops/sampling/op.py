@@ -10,7 +10,7 @@ every entry of the vocabulary, hashes 10^5 numbers a row where this needs one.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -27,8 +27,6 @@ from onewave.ops.library import is_watched, register
 from onewave.ops.sampling import numpy_impl
 from onewave.ops.sampling.limits import LARGEST_LOGIT, MAX_VOCAB, NO_LIMIT, UNIT, RowLimits
 
-# Numbers up to which Python's own loop is faster than NumPy, whose code is not in the caches.
-_MAX_LOOPED = 256
 # Bounds of Chosen.highest of finite logits, in int64, by float32's bits of infinity.
 _BEYOND_FINITE = (-0x7F800000 << 32) - 1, 0x7F800000 << 32
 
@@ -219,6 +217,15 @@ def choose(logits: Tensor, uniform: Tensor | None, rows: RowParameters | None) -
     return Chosen(greedy(logits), highest_of(logits))
 
 
+def bound_greedy(logits: Tensor) -> tuple[Callable[[], None], Chosen] | None:
+    """Return what chooses greedily from whatever numbers lie where these logits do, in launches alone, and where it
+    puts what it chose. None where no kernel does, and before the third choice from logits of this shape."""
+    if not _suits_kernels(logits):
+        return None
+    found = load("sampling", "triton_impl").greedy_of_pieces.bound(logits)
+    return None if found is None else (found[0], Chosen(*found[1]))
+
+
 def highest_of(logits: Tensor) -> Tensor:
     """Chosen.highest of float32 [rows, vocab]."""
     if is_watched(logits):
@@ -230,19 +237,18 @@ def highest_of(logits: Tensor) -> Tensor:
     return logits.amax(dim=-1, keepdim=True)
 
 
-def rows_without_numbers(highest: Tensor) -> list[int]:
+def rows_without_numbers(highest: memoryview) -> list[int]:
     """Rows that have a logit of NaN or infinity, or none that is finite, by Chosen.highest on the host. Of a row that
     was sampled on a GPU a single NaN among numbers passes: what a model makes of one is all NaN."""
-    below, above = _BEYOND_FINITE if highest.dtype is torch.int64 else (-math.inf, math.inf)
-    # Nearly always all are numbers. Between two waits for a GPU NumPy's `max` takes 100 us, of a single row too.
-    if highest.numel() <= _MAX_LOOPED:
-        values: list[list[float]] = highest.tolist()  # pyright: ignore[reportUnknownMemberType] (torch's stub)
-        if all(below < value < above for row in values for value in row):
-            return []
-    found = highest.numpy()
-    if below < found.item(found.argmin()) and found.item(found.argmax()) < above:
+    of_words, size = highest.itemsize == 8, highest.itemsize
+    # Nearly always all are numbers, as their highest bytes tell: of infinity and NaN, and but for numbers from 2**127 on
+    # of these alone, that is 0x7F, or below zero 0xFF, in an ordered word 0x80.
+    tops = highest.tobytes()[size - 1 :: size]
+    if 0x7F not in tops and (0x80 if of_words else 0xFF) not in tops:
         return []
-    return [row for row, value in enumerate(found.max(axis=1).tolist()) if not below < value < above]
+    below, above = _BEYOND_FINITE if of_words else (-math.inf, math.inf)
+    found = np.asarray(highest).max(axis=1)
+    return [row for row, value in enumerate(found.tolist()) if not below < value < above]
 
 
 def _sample(logits: Tensor, uniform: Tensor, rows: RowParameters, search: bool) -> Chosen:
