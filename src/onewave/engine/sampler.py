@@ -37,7 +37,7 @@ from onewave.ops.sampling import (
 )
 
 # Batches whose parameters are kept on the device, and places of logits that tokens were chosen from: a few KB each.
-_MAX_KEPT = 256
+_MAX_KEPT = 512
 _RowValues = tuple[float, int, float, float]
 # Uniform numbers are made and sent to the device for this many steps at once.
 _STEPS_PER_BLOCK = 64
@@ -142,21 +142,19 @@ class Sampler:
             )
         return self._row_parameters[values]
 
-    def greedy(self, logits: Tensor, *, again: bool) -> Chosen:
-        """The most likely token of each row. logits: float32 [rows, vocab]. again: whether logits of the same rows come
-        from one launch after another; then the second choice after this one may write over what it gave."""
+    def greedy(self, logits: Tensor) -> Chosen:
+        """The most likely token of each row. logits: float32 [rows, vocab]. On a GPU the second choice after this one
+        from where these logits lie writes over what it gives."""
         if logits.is_cpu:
             return choose(logits, None, None)
         place = logits.data_ptr(), *logits.shape, *logits.stride()
         calls = self._greedy.get(place)
         if calls is None:
-            bound = (bound_greedy(logits), bound_greedy(logits)) if again else ()
-            made = [call for call in bound if call is not None]
-            if not made:
-                return choose(logits, None, None)
             if len(self._greedy) >= _MAX_KEPT:
                 self._greedy.clear()
-            calls = self._greedy[place] = deque(made)
+            calls = self._greedy[place] = deque(filter(None, (bound_greedy(logits), bound_greedy(logits))))
+        if not calls:
+            return choose(logits, None, None)
         calls.rotate()
         launch, chosen = calls[0]
         launch()
@@ -207,10 +205,10 @@ class SamplingPlan:
             self._build_bans()
             self._note_edits()
         edited = logits if self._as_is else self._edit(logits)
-        if self._parameters is None:
-            tokens, highest = self._sampler.greedy(edited, again=self._as_is and self._step > 0)
+        if self._as_is and self._parameters is None:
+            tokens, highest = self._sampler.greedy(logits)
         else:
-            tokens, highest = choose(edited, self._next_uniforms(), self._parameters)
+            tokens, highest = choose(edited, None if self._parameters is None else self._next_uniforms(), self._parameters)
         if not self._as_is:
             highest = highest_of(logits)  # of which a ban makes none infinite
         if self._penalties is not None:

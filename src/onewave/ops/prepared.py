@@ -43,8 +43,8 @@ class PreparedOperator(Protocol[_Given, _Result]):
 
     def bound(self, *args: _Given.args, **named: _Given.kwargs) -> tuple[Callable[[], None], _Result] | None:
         """Return what launches this very call again and again, and its result, which is written anew each time: only
-        launches, with no look at who watches, at hooks, or whether the operands' memory is still theirs. None where no
-        call of the form is prepared yet, or can be bound."""
+        launches, with no look at who watches, at hooks, or whether the operands' memory is still theirs. Makes the call
+        where none of its form is prepared. None where it can't be bound."""
         ...
 
 
@@ -78,12 +78,15 @@ def prepared(function: Callable[_Given, _Result]) -> PreparedOperator[_Given, _R
         return function(*args, **named)
 
     def bound(*args: _Given.args, **named: _Given.kwargs) -> tuple[Callable[[], None], _Result] | None:
-        tensors: list[Tensor] = []
-        addresses: list[int] = []
-        known = forms.get(_form((*args, *named.values()), tuple(named), tensors, addresses))
-        if known is None or isinstance(known, _Seen) or known.has_hooks():
-            return None
-        return known.bound(tensors, addresses)
+        values: tuple[Any, ...] = (*args, *named.values())
+        for _ in range(3):  # of which the second is recorded
+            tensors: list[Tensor] = []
+            addresses: list[int] = []
+            known = forms.get(_form(values, tuple(named), tensors, addresses))
+            if known is not None and not isinstance(known, _Seen):
+                return None if known.has_hooks() else known.bound(tensors, addresses)
+            call(*args, **named)
+        return None
 
     operator = cast("PreparedOperator[_Given, _Result]", call)
     operator.bound = bound

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kit.calls.prepared_calls import KINDS, OPERATORS, Call, Calls, forms_of
+from kit.calls.prepared_calls import KINDS, OPERATORS, Call, Calls, forms_of, sampling
 from kit.calls.stand_in_launches import launches_kept
 from kit.no_device import pretended_device
 from onewave import ops
 from onewave.base.errors import InvalidArgumentError
+from onewave.engine.sampler import Sampler
 from onewave.gpu import prepared as gpu_prepared
 from onewave.ops import prepared as ops_prepared
 from onewave.ops.library import is_debug
@@ -78,6 +79,20 @@ def test_a_prepared_call_launches_what_an_unprepared_one_does(kind: Callable[...
                 hits += 1
         forms.clear()
     assert hits > 20
+
+
+def test_greedy_choices_from_one_place_are_launches_alone_and_two_in_a_row_have_results_apart(kept: Kept) -> None:
+    logits = CALLS.tensor(3, 5000, dtype=torch.float32)
+    sampler = Sampler(num_slots=3, vocab_size=5000, device=torch.device("cpu"))
+    expected = launched((sampling.greedy_of_pieces, (logits,), {}), kept, prepared=False)[0]
+    sampler.greedy(logits)  # makes the call ready
+    before, chosen = len(kept), [sampler.greedy(logits) for _ in range(4)]
+    assert chosen[0] is chosen[2] is not chosen[1] is chosen[3]
+    for at, (tokens, highest) in enumerate(chosen):
+        names = {tokens.data_ptr(): "result 0", highest.data_ptr(): "result 1"}
+        ours = [[names.get(value, repr(value)) for value in run] for run in kept[before + 2 * at :][:2]]
+        assert ours == [[value if type(value) is str else repr(value) for value in run] for run in expected]
+    assert len({tensor.data_ptr() for pair in chosen for tensor in pair}) == 4
 
 
 def test_operands_that_were_one_tensor_need_not_be_again(kept: Kept) -> None:

@@ -219,7 +219,7 @@ def choose(logits: Tensor, uniform: Tensor | None, rows: RowParameters | None) -
 
 def bound_greedy(logits: Tensor) -> tuple[Callable[[], None], Chosen] | None:
     """Return what chooses greedily from whatever numbers lie where these logits do, in launches alone, and where it
-    puts what it chose. None where no kernel does, and before the third choice from logits of this shape."""
+    puts what it chose. None where no kernel does."""
     if not _suits_kernels(logits):
         return None
     found = load("sampling", "triton_impl").greedy_of_pieces.bound(logits)
