@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterator
 from itertools import count
 
 from onewave.base.errors import InvalidArgumentError
-from onewave.engine.scheduler.sequence import PassLimits, Scheduled, StepPlan
+from onewave.engine.scheduler.sequence import DecodeClock, PassLimits, Scheduled, StepPlan
 from onewave.memory.block_pool import BlockPool, next_key
 
 
@@ -45,9 +45,11 @@ class Scheduler:
         self._prompts: list[Scheduled] = []
         # The sample of a request that runs the prompt for the others.
         self._leaders: dict[Hashable, Scheduled] = {}
+        self._clock = DecodeClock()
         self._rows: tuple[Scheduled, ...] | None = ()
-        # Steps of these rows that need no further block: known, so that a step does not ask each row.
-        self._steps_within_blocks = 0
+        # Steps until one of these rows has all its tokens, and steps that need no further block: known, so that a step
+        # asks no row.
+        self._steps_to_limit = self._steps_within_blocks = 0
         # Whether the first in turn found no blocks, and none came free since.
         self._starved = False
         self._prompts_last = False
@@ -97,7 +99,7 @@ class Scheduler:
         """Have a sequence wait. It must fit the pool: prompt and limit are at most max_tokens together."""
         assert sequence.owner not in self._of_owner
         assert len(sequence.prompt) + sequence.limit <= self.max_tokens
-        sequence.order = next(self._numbers)
+        sequence.order, sequence.clock = next(self._numbers), self._clock
         self._of_owner[sequence.owner] = sequence
         heapq.heappush(self._waiting, (sequence.turn, sequence))
         self._starved = False
@@ -130,18 +132,20 @@ class Scheduler:
             self._seal(sequence, sequence.done - tokens)
             if not sequence.left:
                 self._prompts.remove(sequence)
-                sequence.launched = 1
+                sequence.begun = self._clock.steps
                 self._rows = None
-        if plan.rows and self._steps_within_blocks:
-            self._steps_within_blocks -= 1
-        for sequence in plan.rows:
-            sequence.launched += 1
-            if sequence.launched >= sequence.limit:
+        if plan.rows:
+            self._clock.steps += 1
+            self._steps_within_blocks = max(0, self._steps_within_blocks - 1)
+            self._steps_to_limit -= 1
+            if self._steps_to_limit == 0:
                 self._rows = None
 
     def _decoding(self) -> tuple[Scheduled, ...]:
         if self._rows is None:
-            self._rows, self._steps_within_blocks = tuple(e for e in self._running.values() if e.decodes), 0
+            rows = self._rows = tuple([each for each in self._running.values() if each.decodes])
+            self._steps_to_limit = min([each.limit - each.launched for each in rows], default=0)
+            self._steps_within_blocks = 0
         return self._rows
 
     def _next_pass(self, num_rows: int) -> StepPlan:
@@ -281,5 +285,5 @@ class Scheduler:
         if self._leaders.get(sequence.group) is sequence:
             del self._leaders[sequence.group]
         self.pool.release(sequence.blocks)
-        sequence.slot, sequence.blocks, sequence.done, sequence.launched = None, [], 0, 0
+        sequence.slot, sequence.blocks, sequence.done, sequence.begun = None, [], 0, None
         self._rows, self._starved = None, False

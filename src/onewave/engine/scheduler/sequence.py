@@ -4,6 +4,13 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 
+@dataclass
+class DecodeClock:
+    """Decode steps that a scheduler's sequences have been launched with so far."""
+
+    steps: int = 0
+
+
 @dataclass(eq=False)
 class Scheduled:
     """One sample's prompt and growth.
@@ -12,8 +19,8 @@ class Scheduled:
     root: what the prompt's keys are chained to (block_pool.root_key). group: of samples that share a prompt.
     alone: its pass holds no other prompt and takes nothing from the cache, as the logits of all its tokens are wanted.
 
-    The scheduler's: order (of arrival), slot (None while it waits), blocks, done (prompt tokens in the cache), launched
-    (tokens that the device has been asked for since its prompt ran last), num_cached (prompt tokens that it did not
+    The scheduler's: order (of arrival), slot (None while it waits), blocks, done (prompt tokens in the cache), clock,
+    begun (its steps when the prompt was through, the last time; None before), num_cached (prompt tokens that it did not
     have to run, the first time), keys (of its prompt's first full blocks, as far as they were asked for). The engine's:
     replays (whether it is fed tokens that it has generated before it was preempted).
     """
@@ -29,7 +36,8 @@ class Scheduled:
     slot: int | None = None
     blocks: list[int] = field(default_factory=list[int])
     done: int = 0
-    launched: int = 0
+    clock: DecodeClock = field(default_factory=DecodeClock)
+    begun: int | None = None
     num_cached: int | None = None
     keys: list[bytes] = field(default_factory=list[bytes])
     replays: bool = False
@@ -43,6 +51,12 @@ class Scheduled:
     def left(self) -> int:
         """Prompt tokens still to run."""
         return len(self.prompt) - self.done
+
+    @property
+    def launched(self) -> int:
+        """Tokens that the device has been asked for since its prompt ran last: one of the prompt and, as every step has
+        all rows, one of each step since."""
+        return 0 if self.begun is None else min(self.limit, 1 + self.clock.steps - self.begun)
 
     @property
     def decodes(self) -> bool:
