@@ -139,6 +139,11 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
+    def edits_logits(self) -> bool:
+        """Whether logits are changed before a token is chosen, but for a form."""
+        return bool(self.logit_bias) or self.min_tokens > 0 or self.has_penalties
+
+    @property
     def form(self) -> StructuredOutputsParams | None:
         """`structured_outputs` as __post_init__ left it."""
         return cast("StructuredOutputsParams | None", self.structured_outputs)

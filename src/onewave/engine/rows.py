@@ -1,6 +1,8 @@
 """The rows that decode together: their tokens, positions and slots on the device."""
 
+from array import array
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 import torch
@@ -63,34 +65,35 @@ class DecodeRows:
     def build(cls, sequences: tuple[Scheduled, ...], newest: NewestTokens | None, sampler: Sampler) -> "DecodeRows":
         """Collect sequences that decode. Those that are ahead of the host have their newest tokens in `newest` only;
         every other newest token is known here."""
-        device = sampler.device
-        for sequence in sequences:
-            if sequence.replays and sequence.launched >= len(sample_of(sequence).token_ids):
-                sequence.replays = False
-                sample = sample_of(sequence)
-                sampler.begin(sequence.slot_now, sequence.prompt, sample.request.params, sample.token_ids)
-        # One transfer carries slots, known tokens, old rows and positions. Each begins at a multiple of 16 bytes, as
-        # kernels are compiled for.
-        newest_row = {} if newest is None else {sequence: row for row, sequence in enumerate(newest[0])}
-        ids = [_fed_next(sequence) for sequence in sequences]
-        columns = torch.zeros(4, len(sequences) + len(sequences) % 2, dtype=torch.int64)
-        columns.numpy()[:, : len(sequences)] = (
-            [sequence.slot_now for sequence in sequences],
-            ids,
-            [newest_row[each] if token_id < 0 else 0 for each, token_id in zip(sequences, ids, strict=True)],
-            [len(sequence.prompt) + sequence.launched - 1 for sequence in sequences],
-        )
-        columns = columns.to(device, non_blocking=True)
-        slots, token_ids, from_row = columns[:3, : len(sequences)]
-        if newest is not None and -1 in ids:
-            token_ids = torch.where(token_ids < 0, newest[1][from_row], token_ids)
+        device, rows, samples = sampler.device, list[SamplerRow](), list[Sample]()
+        slots, positions, fed = list[int](), list[int](), list[int]()
+        for each in sequences:
+            sample, launched = sample_of(each), each.launched
+            if each.replays and launched >= len(sample.token_ids):
+                each.replays = False
+                sampler.begin(each.slot_now, each.prompt, sample.request.params, sample.token_ids)
+            samples.append(sample)
+            rows.append(SamplerRow(each.slot_now, _KNOWN, 0, 0, ()) if each.replays else sampler_row(each))
+            slots.append(each.slot_now)
+            positions.append(len(each.prompt) + launched - 1)
+            fed.append(sample.token_ids[launched - 1] if launched <= len(sample.token_ids) else -1)
+        # Among the newest tokens, with those behind them that are known here.
+        places = list[int]()
+        if newest is not None and -1 in fed:
+            row_of = {sequence: row for row, sequence in enumerate(newest[0])}
+            behind = enumerate(fed, len(row_of))
+            places = [row if token >= 0 else row_of[each] for each, (row, token) in zip(sequences, behind, strict=True)]
+        # One transfer carries all. Each begins at a multiple of 16 bytes, as kernels are compiled for.
+        count, pad = len(sequences), [0] * (len(sequences) % 2)
+        words = array("q", [*slots, *pad, *positions, *pad, *fed, *pad, *places])
+        sent = torch.frombuffer(words, dtype=torch.int64).to(device, non_blocking=True)
+        size = count + len(pad)
+        token_ids = sent[2 * size :][:count]
+        if newest is not None and places:
+            token_ids = torch.cat((newest[1], token_ids)).index_select(0, sent[3 * size :])
+        coming = sent[size : 2 * size] + _steps_ahead(device)
         known, left = _known(sequences, device)
-        rows = [
-            SamplerRow(each.slot_now, _KNOWN, 0, 0, ()) if each.replays else sampler_row(each) for each in sequences
-        ]
-        samples = [sample_of(each) for each in sequences]
-        coming = columns[3] + torch.arange(_STEPS_AHEAD, device=device)[:, None]
-        return cls(sequences, slots, token_ids, coming, sampler.plan(rows), samples, known, left)
+        return cls(sequences, sent[:count], token_ids, coming, sampler.plan(rows), samples, known, left)
 
     @property
     def next(self) -> StepRows:
@@ -113,10 +116,10 @@ class DecodeRows:
         return self.sequences is sequences and (self.left is None or self.made < self.left)
 
 
-def _fed_next(sequence: Scheduled) -> int:
-    """The token that a sequence is fed next, -1 if only the device knows it."""
-    ids = sample_of(sequence).token_ids
-    return ids[sequence.launched - 1] if sequence.launched <= len(ids) else -1
+@cache
+def _steps_ahead(device: torch.device) -> Tensor:
+    """How far ahead each of the coming steps is: int64 [steps, 1]."""
+    return torch.arange(_STEPS_AHEAD, device=device)[:, None]
 
 
 def _known(sequences: tuple[Scheduled, ...], device: torch.device) -> tuple[Tensor | None, int | None]:

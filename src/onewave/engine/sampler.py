@@ -184,6 +184,8 @@ class SamplingPlan:
 
     def __init__(self, sampler: Sampler, rows: Sequence[SamplerRow]) -> None:
         self._sampler, self._rows = sampler, rows
+        # Those of whose logits something has to be changed, by number.
+        self._edited = [(i, row) for i, row in enumerate(rows) if row.mask is not None or row.params.edits_logits]
         self._device = sampler.device
         self._step = 0
         wanted = [row.params.logprobs for row in rows if row.params.logprobs is not None]
@@ -269,7 +271,7 @@ class SamplingPlan:
     def _build_biases(self) -> None:
         triples = [
             (i, token_id, bias)
-            for i, row in enumerate(self._rows)
+            for i, row in self._edited
             for token_id, bias in (row.params.logit_bias or {}).items()
         ]
         self._biases: tuple[Any, Any, Any] | None = None
@@ -283,7 +285,7 @@ class SamplingPlan:
             )
 
     def _build_penalties(self) -> None:
-        chosen = [(i, row.slot, row.params) for i, row in enumerate(self._rows) if row.params.has_penalties]
+        chosen = [(i, row.slot, row.params) for i, row in self._edited if row.params.has_penalties]
         self._penalties: tuple[Any, Any, Any, Any, Any] | None = None
         if chosen:
             self._penalties = (
@@ -295,7 +297,7 @@ class SamplingPlan:
             )
 
     def _build_masks(self) -> None:
-        found = [(i, row.mask) for i, row in enumerate(self._rows) if row.mask is not None]
+        found = [(i, row.mask) for i, row in self._edited if row.mask is not None]
         self._masks, self.has_masks = [mask for _, mask in found], bool(found)
         if found:
             size = (len(found), self._masks[0].num_words)
@@ -307,12 +309,14 @@ class SamplingPlan:
         """Ban what may not end a row yet; the bans hold until one of them is over."""
         self._bans: tuple[Any, Any] | None = None
         self._next_ban_end: int | None = None
-        left = [row.params.min_tokens - row.step for row in self._rows]
-        rows = self._rows
-        active = [i for i, row in enumerate(rows) if left[i] > self._step and row.banned_ids and row.mask is None]
+        active = [
+            (i, row, row.params.min_tokens - row.step)
+            for i, row in self._edited
+            if row.params.min_tokens - row.step > self._step and row.banned_ids and row.mask is None
+        ]
         if active:
-            self._next_ban_end = min(left[i] for i in active)
-            pairs = [(i, token_id) for i in active for token_id in rows[i].banned_ids]
+            self._next_ban_end = min(left for _, _, left in active)
+            pairs = [(i, token_id) for i, row, _ in active for token_id in row.banned_ids]
             numbers, ids = zip(*pairs, strict=True)
             self._bans = self._sampler.send(numbers, torch.int64), self._sampler.send(ids, torch.int64)
 
