@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +41,16 @@ class _DecodeGraph:
 
     graph: torch.cuda.CUDAGraph
     rows: StepRows
+    logits: Tensor
+
+
+class _Bound(NamedTuple):
+    """A graph that rows of these slots are fed to, and the parts of its buffers that are theirs."""
+
+    graph: torch.cuda.CUDAGraph
+    slots: Tensor
+    token_ids: Tensor
+    positions: Tensor
     logits: Tensor
 
 
@@ -89,7 +99,7 @@ class ModelRunner:
         self.stream = None if wave is None else wave.stream
         self.decode_path = "wave" if wave is not None else decode if self._on_cuda else "eager"
         self._graphs: dict[int, _DecodeGraph] = {}
-        self._bound: tuple[_DecodeGraph, Tensor] | None = None
+        self._bound: _Bound | None = None
         # Rows that only fill a graph up to its size have this slot. Its row of the table, and whatever of the others no
         # sequence has, is a block that no sequence gets.
         self._spare_slot = max_num_seqs
@@ -228,16 +238,18 @@ class ModelRunner:
         if not self._use_graphs:
             batch = Batch.decode(*(self._filled(rows) if self._on_cuda else rows))
             return self.model.forward(batch, self._narrowed, layers=self._layers)[:count]
-        step = self._graph_for(count)
-        if self._bound is None or self._bound[0] is not step or self._bound[1] is not rows.slots:
+        bound = self._bound
+        if bound is None or bound.slots is not rows.slots:
+            step = self._graph_for(count)
             step.rows.slots.fill_(self._spare_slot)
             step.rows.positions.fill_(_IDLE)
             step.rows.slots[:count].copy_(rows.slots)
-            self._bound = (step, rows.slots)
-        step.rows.token_ids[:count].copy_(rows.token_ids)
-        step.rows.positions[:count].copy_(rows.positions)
-        step.graph.replay()
-        return step.logits[:count]
+            token_ids, positions = step.rows.token_ids[:count], step.rows.positions[:count]
+            bound = self._bound = _Bound(step.graph, rows.slots, token_ids, positions, step.logits[:count])
+        bound.token_ids.copy_(rows.token_ids)
+        bound.positions.copy_(rows.positions)
+        bound.graph.replay()
+        return bound.logits
 
     def check(self) -> None:
         """Raise WaveStalled if a launch of the wave has stalled, as far as the host knows; the next one works."""
