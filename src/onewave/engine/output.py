@@ -18,7 +18,7 @@ class Logprob(NamedTuple):
 Logprobs = dict[int, Logprob]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompletionOutput:
     """One sample of a prompt.
 
@@ -42,7 +42,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestMetrics:
     """Seconds. The four times are seconds since the epoch, taken from a clock that never runs backwards.
 
@@ -60,7 +60,7 @@ class RequestMetrics:
     first_scheduled_time: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestOutput:
     """A prompt and its samples.
 

@@ -113,8 +113,9 @@ class Sample:
         self._token_ends: list[int] = []
         # Where the stop string that ended the sample begins.
         self._stop_begin: int | None = None
-        # Without stop strings: tokens whose text is made, whether all of it is, and whether the last token has none.
-        self._num_read, self._all_read, self._hides_end = 0, False, False
+        # Without stop strings: the text so far, of so many tokens; whether it is all; whether the last token has none.
+        self._pieces: list[str] = []
+        self._num_read, self._read_to_end, self._hides_end = 0, False, False
         # Its own, as the newest tokens of all rows are appended one after another: tokens that end it, and the number
         # up to which only those can; none where a grammar or stop strings can, too.
         simple = self.grammar is None and not self._stops
@@ -127,10 +128,11 @@ class Sample:
 
     @property
     def text(self) -> str:
-        """The text of its tokens so far. Its reader's to ask for."""
-        if not self._stops:
-            self._read(self.state())
-        return str(self._text)
+        """The text of its tokens so far. Its reader's to ask for, in place of deltas."""
+        if self._stops:
+            return str(self._text)
+        self._read(self.state())
+        return self._all_read()
 
     def append(self, token_id: int) -> None:
         """Take the next token; may end the sample."""
@@ -191,12 +193,15 @@ class Sample:
     def output(self, state: SampleState, *, delta: bool = False) -> CompletionOutput:
         """A copy of what the sample was in a state, or with `delta` of what is new since the call before."""
         begin, end = (self._shown_tokens, state.num_shown_tokens) if delta else (0, state.num_tokens)
-        shown = state.num_shown if self._stops else self._read(state)
-        new = self._text.between(self._shown, shown)
-        self._shown, self._shown_tokens = shown, state.num_shown_tokens
+        self._shown_tokens = state.num_shown_tokens
+        if self._stops:
+            new = self._text.between(self._shown, state.num_shown)
+            self._shown = state.num_shown
+        else:
+            new = self._read(state)
         return CompletionOutput(
             index=self.index,
-            text=new if delta else self._text.between(0, shown),
+            text=new if delta else self._text.between(0, state.num_shown) if self._stops else self._all_read(),
             token_ids=self.token_ids[begin:end],
             cumulative_logprob=None if self.logprobs is None else state.cumulative_logprob,
             logprobs=None if self.logprobs is None else self.logprobs[begin:end],
@@ -205,18 +210,24 @@ class Sample:
             delta=new,
         )
 
-    def _read(self, state: SampleState) -> int:
-        """Grow the text by the tokens up to a state. Returns its length. Without stop strings."""
-        if self._detokenizer is not None:
-            ended = state.finish_reason is not None
-            end = state.num_tokens - (ended and self._hides_end)
-            if self._num_read < end:
-                self._text.add(self._detokenizer.push(self.token_ids[self._num_read : end]))
-                self._num_read = end
-            if ended and not self._all_read:
-                self._text.add(self._detokenizer.finish())
-                self._all_read = True
-        return len(self._text)
+    def _read(self, state: SampleState) -> str:
+        """Return what a text without stop strings grows by up to a state."""
+        detokenizer, ended = self._detokenizer, state.finish_reason is not None
+        if detokenizer is None or self._read_to_end:
+            return ""
+        end = state.num_tokens - (ended and self._hides_end)
+        new = detokenizer.push(self.token_ids[self._num_read : end])
+        self._num_read = end
+        if ended:
+            new += detokenizer.finish()
+            self._read_to_end = True
+        self._pieces.append(new)
+        return new
+
+    def _all_read(self) -> str:
+        """Return a text without stop strings as far as it was read."""
+        self._pieces = ["".join(self._pieces)]
+        return self._pieces[0]
 
     def _push(self, ids: Sequence[int], *, last: bool) -> None:
         """Grow the text by some tokens and, with `last`, by what was held back; end it at a stop string. With those."""

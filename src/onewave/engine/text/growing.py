@@ -1,7 +1,7 @@
 """An answer's text as it grows."""
 
-# Characters that a further piece copies at most, in memory that no cache holds between two steps.
-_MAX_NEWEST = 128
+# Characters that a further piece copies at most.
+_MAX_NEWEST = 1024
 
 
 class GrowingText:
