@@ -53,7 +53,7 @@ class HostLogprobs:
 
     def __init__(self, parts: Sequence[memoryview]) -> None:
         sampled, rank, top, top_ids = parts
-        self.sampled: list[float] = sampled.tolist()
+        self.sampled = cast("list[float]", sampled.tolist())
         self.rank = rank.tolist()
         self.top = cast("list[list[float]]", top.tolist())
         self.top_ids = cast("list[list[int]]", top_ids.tolist())

@@ -215,7 +215,7 @@ class Sample:
         detokenizer, ended = self._detokenizer, state.finish_reason is not None
         if detokenizer is None or self._read_to_end:
             return ""
-        end = state.num_tokens - (ended and self._hides_end)
+        end = max(self._num_read, state.num_tokens - (ended and self._hides_end))
         new = detokenizer.push(self.token_ids[self._num_read : end])
         self._num_read = end
         if ended:

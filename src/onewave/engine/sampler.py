@@ -210,7 +210,8 @@ class SamplingPlan:
         if self._as_is and self._parameters is None:
             tokens, highest = self._sampler.greedy(logits)
         else:
-            tokens, highest = choose(edited, None if self._parameters is None else self._next_uniforms(), self._parameters)
+            uniform = None if self._parameters is None else self._next_uniforms()
+            tokens, highest = choose(edited, uniform, self._parameters)
         if not self._as_is:
             highest = highest_of(logits)  # of which a ban makes none infinite
         if self._penalties is not None:
@@ -270,9 +271,7 @@ class SamplingPlan:
 
     def _build_biases(self) -> None:
         triples = [
-            (i, token_id, bias)
-            for i, row in self._edited
-            for token_id, bias in (row.params.logit_bias or {}).items()
+            (i, token_id, bias) for i, row in self._edited for token_id, bias in (row.params.logit_bias or {}).items()
         ]
         self._biases: tuple[Any, Any, Any] | None = None
         if triples:

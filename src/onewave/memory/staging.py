@@ -13,8 +13,8 @@ from onewave.memory.tensors import Done, pool_of
 class Copied:
     """A step's results in host memory, all of which is used again.
 
-    parts, views: the same memory for PyTorch and for Python: between two waits for a GPU the first call of a Tensor's or
-    an array's takes 20 to 30 us, as its code is in no cache. made, ready: the events between which it is copied; None on a CPU.
+    parts, views: the same memory for PyTorch and for Python: between two waits for a GPU the first call of a Tensor's
+    takes 20 to 30 us, as its code is in no cache. made, ready: events when they are there, and here; None on a CPU.
     """
 
     parts: list[Tensor]
@@ -34,7 +34,9 @@ class Staging:
     def start(self, parts: Sequence[Tensor]) -> Copied:
         """Copy what the current stream makes, on a stream of their own, so that its next work does not wait for it."""
         copied = self._room_for(parts)
-        assert self._stream is not None and copied.made is not None and copied.ready is not None
+        assert self._stream is not None
+        assert copied.made is not None
+        assert copied.ready is not None
         copied.made.record(torch.cuda.current_stream(self._device))
         self._stream.wait_event(copied.made)
         with torch.cuda.stream(self._stream):
@@ -72,7 +74,7 @@ class Staging:
 
 def views_of(tensors: Iterable[Tensor]) -> list[memoryview]:
     """The memory of tensors, on the host now or from now on."""
-    return [memoryview(tensor.numpy(force=True)) for tensor in tensors]
+    return [tensor.numpy(force=True).data for tensor in tensors]
 
 
 def _copy(parts: Sequence[Tensor], to: Copied) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 HOST_PARTS: tuple[str, ...] = ("scheduler", "launch", "sampling", "detokenising", "readers")
 """Parts of the host's work on a decode step: its plan; the model's launches, and copies of what they read and give;
-sampling's launches; tokens handed to their samples and made text; readers told."""
+sampling's launches; tokens handed to their samples, and made text where that has stop strings; readers told."""
 
 
 @dataclass(frozen=True)

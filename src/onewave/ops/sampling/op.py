@@ -241,8 +241,8 @@ def rows_without_numbers(highest: memoryview) -> list[int]:
     """Rows that have a logit of NaN or infinity, or none that is finite, by Chosen.highest on the host. Of a row that
     was sampled on a GPU a single NaN among numbers passes: what a model makes of one is all NaN."""
     of_words, size = highest.itemsize == 8, highest.itemsize
-    # Nearly always all are numbers, as their highest bytes tell: of infinity and NaN, and but for numbers from 2**127 on
-    # of these alone, that is 0x7F, or below zero 0xFF, in an ordered word 0x80.
+    # Nearly always all are numbers, as their highest bytes tell. That of infinity, of NaN and of some numbers from
+    # 2**127 on is 0x7F, below zero 0xFF, or 0x80 in an ordered word; no other number's is.
     tops = highest.tobytes()[size - 1 :: size]
     if 0x7F not in tops and (0x80 if of_words else 0xFF) not in tops:
         return []
