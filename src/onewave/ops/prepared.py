@@ -42,9 +42,11 @@ class PreparedOperator(Protocol[_Given, _Result]):
     def __call__(self, *args: _Given.args, **named: _Given.kwargs) -> _Result: ...
 
     def bound(self, *args: _Given.args, **named: _Given.kwargs) -> tuple[Callable[[], None], _Result] | None:
-        """Return what launches this very call again and again, and its result, which is written anew each time: only
-        launches, with no look at who watches, at hooks, or whether the operands' memory is still theirs. Makes the call
-        where none of its form is prepared. None where it can't be bound."""
+        """Return what launches this very call again and again, and its result, which is written anew each time.
+
+        It only launches: nothing is looked at that a call looks at, from compilers and hooks to whether the operands'
+        memory is still theirs. Makes the call where none of its form is prepared. None where it can't be bound.
+        """
         ...
 
 
