@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from kit.models.fake_model import FakeRunner, expected_tokens, make_engine, run_all
+from kit.models.fake_model import PIECES, FakeDetokenizer, FakeRunner, expected_tokens, make_engine, run_all
 from onewave.base.errors import CapacityError
 from onewave.engine.params import SamplingParams
 from onewave.engine.prompt.passes import PromptChunk
+from onewave.engine.request import Reader
 from onewave.models.batch import StepRows
 from onewave.ops.sampling import stream_key
 
@@ -125,3 +126,17 @@ def test_an_interrupt_amid_the_bookkeeping_loses_neither_slots_nor_requests(
     run_all(engine)
     for i, sample in enumerate(request.samples):
         assert sample.token_ids == expected_tokens(PROMPT, params, stream_key(0, 9, i))
+
+
+def test_a_text_that_cannot_be_made_is_its_readers_trouble_and_no_other_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, made = make_engine(FakeRunner()), list[FakeDetokenizer]()
+    monkeypatch.setattr(engine, "_make_detokenizer", lambda ids, skip: made.append(FakeDetokenizer()) or made[-1])
+    params = SamplingParams(max_tokens=9, ignore_eos=True, seed=3)
+    spoilt, other = (engine.add(None, PROMPT, params, Reader(streaming=True)) for _ in range(2))
+    made[0].push = lambda ids: 1 / 0
+    run_all(engine)
+    with pytest.raises(ZeroDivisionError):
+        spoilt.output()
+    assert other.output().outputs[0].text == "".join(map(PIECES.__getitem__, other.samples[0].token_ids))
