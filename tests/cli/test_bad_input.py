@@ -187,7 +187,13 @@ def test_a_prompt_file_must_be_there_and_hold_text(onewave, tiny_model, tmp_path
     assert "a readable file" in onewave("generate", "--model", tiny_model, "--prompt-file", tmp_path).error()
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--tool-form", "xml"), ("--reasoning", "thoughts"), ("--api-key", "")])
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--tool-form", "xml"), ("--reasoning", "thoughts"), ("--api-key", ""), ("--max-requests", "0"),
+        ("--step-seconds", "nan"), ("--drain-seconds", "inf"),
+    ],
+)  # fmt: skip
 def test_a_server_refuses_its_own_options_before_a_model_is_looked_for(onewave, flag, value):
     message = onewave("serve", "./no/such/dir", flag, value).error()
     assert flag in message

@@ -46,7 +46,7 @@ class _Loading(options.ModelOptions):
 
 @dataclass(frozen=True)
 class _Serving:
-    """ServeOptions and aio.Limits, as options."""
+    """ServeOptions and Limits, as options."""
 
     served_model_name: Annotated[
         list[str] | None, typer.Option("--served-model-name", help="What requests call the model; may be repeated.")
@@ -123,6 +123,7 @@ def serve(
         next = "In a clone: pip install -e '.[serve]'"
         raise UnsupportedError("onewave serve", got=f"{' and '.join(missing)} not installed", next=next)
     from onewave.base.sockets import bind
+    from onewave.engine.arguments import Limits
     from onewave.server.http.run import serve
     from onewave.server.options import ServeOptions
 
@@ -139,14 +140,14 @@ def serve(
         tool_form=serving.tool_form,
         reasoning=serving.reasoning,
     )
+    limits = Limits(max_requests=serving.max_requests, step_seconds=serving.step_seconds)
     # Before the model loads: a taken port is known at once.
     listening = bind(host, port, what="address")
     events = _publisher(serving)
     opened = open_llm(**asdict(loading), max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-    from onewave.engine.aio import AsyncLLM, Limits
+    from onewave.engine.aio import AsyncLLM
     from onewave.server.served import Served
 
-    limits = Limits(max_requests=serving.max_requests, step_seconds=serving.step_seconds)
     served = Served(AsyncLLM(opened.llm, limits), asked)
     if events is not None:
         opened.llm.run_between_steps(lambda engine: engine and engine.listen(events.put))

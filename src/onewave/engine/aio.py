@@ -12,13 +12,12 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from functools import reduce
 from os import PathLike
 from typing import Any, NamedTuple, TypeVar
 
 from onewave.base.errors import BusyError, InvalidArgumentError, StoppingError, shown
-from onewave.engine.arguments import whole
+from onewave.engine.arguments import Limits, whole
 from onewave.engine.engine import Engine
 from onewave.engine.llm import LLM, Job, raise_failures
 from onewave.engine.output import RequestOutput
@@ -34,23 +33,6 @@ _SHORT_PROMPT = 4096
 _MAX_NAMED = 8
 _MAX_FAILED_STEPS = 3
 _log = logging.getLogger("onewave")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """An AsyncLLM's limits: the requests it refuses, and the steps its watchdog reports.
-
-    max_requests: requests that wait or run at once; one more is refused with BusyError. step_seconds: a step that takes
-    longer is reported on the log.
-    """
-
-    max_requests: int = 512
-    step_seconds: float = 60.0
-
-    def __post_init__(self) -> None:
-        whole("max_requests", self.max_requests, 1)
-        if not self.step_seconds > 0:
-            raise InvalidArgumentError("step_seconds", got=str(self.step_seconds), allowed="a number above 0")
 
 
 class Totals(NamedTuple):

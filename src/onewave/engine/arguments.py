@@ -1,9 +1,10 @@
-"""LLM's arguments and the checks that need neither torch nor a model, so that they come before anything is fetched."""
+"""Arguments of LLM and AsyncLLM, checked without torch or a model, so that wrong ones are refused at once."""
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, check_one_of, shown
@@ -76,6 +77,22 @@ class EngineOptions:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """An AsyncLLM's limits: the requests it refuses, and the steps its watchdog reports.
+
+    max_requests: requests that wait or run at once; one more is refused with BusyError. step_seconds: a step that takes
+    longer is reported on the log. Raises InvalidArgumentError.
+    """
+
+    max_requests: int = 512
+    step_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        whole("max_requests", self.max_requests, 1)
+        seconds("step_seconds", self.step_seconds)
+
+
 def check_place(
     name: str,
     place: str | os.PathLike[str],
@@ -126,6 +143,23 @@ def whole(name: str, value: object, low: int, high: int | None = None, *, extra:
             return number
     span = f"from {low}" if high is None else f"from {low} to {high}"
     raise InvalidArgumentError(name, got=shown(value), allowed=f"a whole number {span}{extra}")
+
+
+def number(name: str, value: object, low: float, high: float, allowed: str) -> float:
+    """Pass on a finite number within bounds. allowed: for the error. Raises InvalidArgumentError."""
+    if not isinstance(value, bool) and isinstance(value, Real):
+        try:
+            found = float(value)
+        except OverflowError:  # a whole number beyond float64
+            found = math.inf
+        if math.isfinite(found) and low <= found <= high:
+            return found
+    raise InvalidArgumentError(name, got=shown(value), allowed=allowed)
+
+
+def seconds(name: str, value: object) -> float:
+    """Pass on a time above 0. Raises InvalidArgumentError."""
+    return number(name, value, math.ulp(0.0), math.inf, "a finite number above 0")
 
 
 def items(name: str, value: object, allowed: str) -> list[object]:

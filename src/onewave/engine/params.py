@@ -4,11 +4,10 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from numbers import Real
 from typing import Any, cast
 
 from onewave.base.errors import InvalidArgumentError, shown
-from onewave.engine.arguments import flag, items, whole
+from onewave.engine.arguments import flag, items, number, whole
 from onewave.engine.grammar.params import StructuredOutputsParams
 
 # Limits of float32, the dtype of logits and their factors; and the largest whole number that PyTorch holds.
@@ -100,7 +99,7 @@ class SamplingParams:
                 made[name] = whole(name, getattr(self, name), low, high, extra=extra)
         for name, (low, high, allowed) in _NUMBERS.items():
             if name in given:
-                made[name] = _number(name, getattr(self, name), low, high, allowed)
+                made[name] = number(name, getattr(self, name), low, high, allowed)
         for name, value in made.items():
             object.__setattr__(self, name, None if name == "seed" and value == -1 else value)
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
@@ -162,17 +161,6 @@ class SamplingParams:
 _DEFAULTS: dict[str, object] = {field.name: field.default for field in fields(SamplingParams)}
 
 
-def _number(name: str, value: object, low: float, high: float, allowed: str) -> float:
-    if not isinstance(value, bool) and isinstance(value, Real):
-        try:
-            number = float(value)
-        except OverflowError:  # a whole number beyond float64
-            number = math.inf
-        if math.isfinite(number) and low <= number <= high:
-            return number
-    raise InvalidArgumentError(name, got=shown(value), allowed=allowed)
-
-
 def _stops(value: object) -> tuple[str, ...]:
     allowed = "a string or a list of strings, none of them empty"
     if value is None:
@@ -202,8 +190,8 @@ def _biases(value: object) -> dict[int, float] | None:
         written = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < _MAX_DIGITS
         token_id = whole("logit_bias token id", int(cast("str", key)) if written else key, 0, _MAX)
         finite = "a finite number, in float32"
-        number = _number(f"logit_bias[{token_id}]", bias, -_LARGEST, _LARGEST, finite)
+        added = number(f"logit_bias[{token_id}]", bias, -_LARGEST, _LARGEST, finite)
         if token_id in biases:
             raise InvalidArgumentError("logit_bias", got=f"token id {token_id} twice", allowed="once")
-        biases[token_id] = min(max(number, -_LARGEST_BIAS), _LARGEST_BIAS)
+        biases[token_id] = min(max(added, -_LARGEST_BIAS), _LARGEST_BIAS)
     return biases

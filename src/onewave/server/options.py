@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from onewave.base.errors import InvalidArgumentError, check_one_of
-from onewave.engine.arguments import whole
+from onewave.engine.arguments import seconds, whole
 from onewave.server.answers.reasoning import MARKS
 from onewave.server.answers.style import AUTO, NONE
 from onewave.server.answers.tool_calls import FORMS
@@ -42,8 +42,7 @@ class ServeOptions:
         for name in ("max_body_bytes", "max_header_bytes"):
             whole(name, getattr(self, name), 1024)
         for name in ("header_seconds", "body_seconds", "drain_seconds"):
-            if not getattr(self, name) > 0:
-                raise InvalidArgumentError(name, got=str(getattr(self, name)), allowed="a number above 0")
+            seconds(name, getattr(self, name))
         check_one_of("tool_form", self.tool_form, (AUTO, *FORMS))
         check_one_of("reasoning", self.reasoning, (AUTO, NONE, *(marks.begin for marks in MARKS)))
         for key in self.api_keys:
