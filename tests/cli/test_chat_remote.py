@@ -72,6 +72,7 @@ EVENTS = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
     [
         ([EVENTS + b'{"data": {"id": "m"}}'], "the server lists no model"),
         ([MODELS, EVENTS + b"data: null\n\n"], "Is a server with OpenAI's API there"),
+        ([MODELS, EVENTS.replace(b"Connection: close", b"Content-Length: %d" % 10**20)], "Is a server with OpenAI's"),
         ([MODELS, EVENTS + b"data: " + b"[" * 100_000 + b"\n\n"], "Is a server with OpenAI's API there"),
         ([MODELS, EVENTS + b'data: {"choices": 5}\n\n'], "Is a server with OpenAI's API there"),
         ([MODELS, EVENTS + b'data: {"usage": {"completion_tokens": "x"}}\n\n'], "Is a server with OpenAI's API there"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 600
 _MAX_ERROR_BYTES = 65536
 # Errors of connections and of JSON.
-_BROKEN = (OSError, http.client.HTTPException, ValueError, RecursionError)
+_BROKEN = (OSError, http.client.HTTPException, ValueError, OverflowError, RecursionError)
 # Fields that mean nothing to a server, or are sent another way.
 _OWN_FIELDS = ("n", "detokenize", "logprobs", "prompt_logprobs", "structured_outputs")
 

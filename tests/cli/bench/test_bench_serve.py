@@ -123,7 +123,7 @@ EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
         (EVENTS + b"data: {nonsense}\n\n", "an event that is not OpenAI's"),
         (EVENTS + b"data: [DONE]\n\n", "without a token"),
         (
-            EVENTS + b'data: {"usage": {"prompt_tokens": 1, "completion_tokens": "x"}}\n\n',
+            EVENTS + b'data: {"usage": {"prompt_tokens": 1, "completion_tokens": 1e999}}\n\n',
             "an event that is not OpenAI's",
         ),
         (EVENTS + b'data: {"error": {"message": "broke"}}\n\n', "broke"),
@@ -144,7 +144,10 @@ def test_a_server_that_lists_no_model_is_one_clear_error(onewave):
     ("option", "message"),
     [
         (("--url", "ftp://here"), "--url"),
+        (("--url", "\udcff"), "--url"),
         (("--rate", "0"), "--rate"),
+        (("--timeout", "nan"), "--timeout"),
+        (("--slo-token", "-1"), "--slo-token"),
         (("--clients", "0"), "--clients"),
         (("--data", "other"), "--data"),
         (("--plot", "/nowhere/at/all.svg"), "--plot"),

@@ -52,7 +52,8 @@ class Endpoint:
             host, port = parts.hostname, parts.port
         except ValueError:
             raise InvalidArgumentError("url", got=shown(url), allowed=allowed) from None
-        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment or parts.username:
+        beside = parts.query or parts.fragment or parts.username
+        if parts.scheme not in ("http", "https") or not host or beside or not url.isprintable():
             raise InvalidArgumentError("url", got=shown(url), allowed=allowed)
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise InvalidArgumentError("api_key", got="not printable ASCII", allowed="the server's key")

@@ -150,8 +150,8 @@ class LevelResult:
 
 
 def percentile(samples: list[float], at: float) -> float:
-    """Interpolated linearly; NaN of none."""
-    return float(np.percentile(samples, at)) if samples else float("nan")
+    """Interpolated linearly. samples: not empty."""
+    return float(np.percentile(samples, at))
 
 
 async def run_level(
@@ -228,7 +228,7 @@ async def ask(endpoint: Endpoint, workload: Workload, talk: Conversation) -> Ans
         answer.error = f"no end after {endpoint.timeout:g} s"
     except RequestFailed as error:
         answer.error = str(error)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         answer.error = f"an event that is not OpenAI's ({error!r})"
     return answer
 

@@ -13,6 +13,7 @@ import typer
 from onewave.base.errors import InvalidArgumentError, shown
 from onewave.cli import options
 from onewave.cli.bench.report import Results, Rows, host_line, numbers, show_status
+from onewave.engine.arguments import number, seconds
 
 if TYPE_CHECKING:
     from onewave.bench.serve.client import Endpoint
@@ -91,7 +92,10 @@ def serve(
     from onewave.engine.load.choices import choose_device
 
     levels = _levels(load, Level)
-    endpoint = Endpoint.parse(server.url, server.api_key, timeout=server.timeout)
+    for name, ms in (("slo_first", load.slo_first), ("slo_token", load.slo_token), ("slo_whole", load.slo_whole)):
+        if ms is not None:
+            number(name, ms, 0.0, 1e9, "milliseconds from 0")
+    endpoint = Endpoint.parse(server.url, server.api_key, timeout=seconds("timeout", server.timeout))
     workload = Workload(server.model or "", **vars(asked))
     if plot is not None and not plot.absolute().parent.is_dir():
         raise InvalidArgumentError("--plot", got=str(plot), allowed="a file in a directory that is there")
@@ -155,15 +159,15 @@ def _add_rows(rows: Rows, result: LevelResult) -> None:
     from onewave.bench.serve.load import percentile
 
     for metric, samples in result.samples().items():
-        if not samples and metric == "ttft_cached":
-            continue
         first = metric == "ttft"
+        if not samples and not first:
+            continue
         share = result.cached_share
         cells = (
             result.level.name if first else "",
             metric,
-            *(f"{percentile(samples, at):.2f}" for at in (50, 90, 99)),
-            f"{sum(samples) / max(1, len(samples)):.2f}",
+            *(f"{percentile(samples, at):.2f}" if samples else "-" for at in (50, 90, 99)),
+            f"{sum(samples) / len(samples):.2f}" if samples else "-",
             f"{result.tokens_per_second:.1f}" if first else "",
             f"{result.good / result.seconds:.2f}/s" if first else "",
             str(len(result.answers) - len(result.done)) if first else "",
