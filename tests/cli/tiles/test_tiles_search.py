@@ -156,5 +156,6 @@ def test_search_decode_writes_plans_and_refuses_the_other_programs_options(onewa
         assert onewave(*wrong).status == 2
     for limit in ("0", "nan", "inf"):
         assert "--time-limit" in onewave(*command, "--time-limit", limit).error()
+    assert "--apart" in onewave(*command, "--apart", "nan").error()
     assert f"--out: {out / 'plan1.json'}" in onewave(*command, "--out", str(out)).error()
     assert f"--out: {config}: File exists" in onewave(*command, "--out", str(config)).error()

@@ -12,6 +12,7 @@ from onewave.base.errors import InvalidArgumentError
 from onewave.cli.bench.report import show_progress
 from onewave.cli.output import make_directory, show, table, write_file
 from onewave.cli.tiles import options as given
+from onewave.engine.arguments import number
 from onewave.models.config.read import find_config
 from onewave.models.llama_plan import DecodeStep
 from onewave.models.plan_search import Asked, FoundPlan, PlanSearch, search_plans
@@ -32,8 +33,7 @@ class DecodeSearch:
     ] = False
     keep: Annotated[int, typer.Option("--keep", min=1, max=64, help="decode: plans to keep.")] = 5
     apart: Annotated[
-        float,
-        typer.Option("--apart", min=0, max=100, help="decode: percent by which plans that are kept differ in time."),
+        float, typer.Option("--apart", help="decode: percent by which plans that are kept differ in time.")
     ] = 0.3
     seed: Annotated[int, typer.Option("--seed", min=0, help="decode: of the search.")] = 0
     out: Annotated[
@@ -44,6 +44,7 @@ class DecodeSearch:
         """Search, write and print. Raises OnewaveError."""
         [model] = exactly("decode", sizes, ("MODEL",))
         check_time_limit(time_limit)
+        apart = number("apart", self.apart, 0, 100, "0 to 100 percent") / 100
         weight_format = given.format_of(self.weight_format)
         asked = Asked(
             step=DecodeStep(find_config(str(model)), self.batch_size, weight_format),
@@ -59,7 +60,7 @@ class DecodeSearch:
                 next = "Move them away, or name another directory."
                 raise InvalidArgumentError("--out", got=str(there[0]), allowed="a directory without plans", next=next)
         result = search_plans(
-            asked, time_limit=time_limit, keep=self.keep, apart=self.apart / 100, seed=self.seed, show=show_progress
+            asked, time_limit=time_limit, keep=self.keep, apart=apart, seed=self.seed, show=show_progress
         )
         names = [f"plan{number}" for number in range(1, len(result.found) + 1)]
         if self.out is not None:
