@@ -17,7 +17,7 @@ from os import PathLike
 from typing import Any, NamedTuple, TypeVar
 
 from onewave.base.errors import BusyError, InvalidArgumentError, StoppingError, shown
-from onewave.engine.arguments import Limits, whole
+from onewave.engine.arguments import Limits, flag, whole
 from onewave.engine.engine import Engine
 from onewave.engine.llm import LLM, Job, raise_failures
 from onewave.engine.output import RequestOutput
@@ -113,6 +113,7 @@ class AsyncLLM:
         if len(raw) != 1:
             raise InvalidArgumentError("prompt", got=f"{len(raw)} prompts", allowed="one; generate each")
         whole("priority", priority, -(2**31), 2**31 - 1)
+        flag("delta", delta)
         for name, text in (("request_id", request_id), ("cache_salt", cache_salt)):
             if text is not None and not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] (callers may be untyped)
                 raise InvalidArgumentError(name, got=shown(text), allowed="text, or None")
