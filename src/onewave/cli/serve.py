@@ -118,7 +118,7 @@ def serve(
     serving: _Serving,
 ) -> None:
     """Serve a model behind OpenAI's API until SIGTERM or Ctrl-C, which let running requests end."""
-    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    missing = [name for name in ("fastapi", "uvicorn", "httptools") if find_spec(name) is None]
     if missing:
         next = "In a clone: pip install -e '.[serve]'"
         raise UnsupportedError("onewave serve", got=f"{' and '.join(missing)} not installed", next=next)

@@ -72,6 +72,22 @@ class Serving:
         """Send a body as JSON; the model's name may be left out."""
         return self.ask("POST", path, json=body, **more)
 
+    def connect(self) -> socket.socket:
+        """A connection, for bytes that no client would send."""
+        return socket.create_connection(("127.0.0.1", int(self.url.rsplit(":", 1)[1])), timeout=60)
+
+    def raw(self, data: bytes) -> bytes:
+        """Send bytes; return all that comes until the server closes the connection."""
+        found = b""
+        with self.connect() as connection:
+            connection.sendall(data)
+            try:
+                while part := connection.recv(65536):
+                    found += part
+            except ConnectionResetError:
+                pass
+        return found
+
     def events(self, path: str, body: dict[str, Any]) -> list[Any]:
         """All events of a stream but the last, which says that it is done."""
         with httpx.stream("POST", self.url + path, json={**body, "stream": True}, timeout=60) as answer:

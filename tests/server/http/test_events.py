@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +12,6 @@ import pytest
 
 from kit.serving import Serving
 from onewave.engine.engine import Engine
-from onewave.server.http import connection as connections
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {
@@ -75,6 +73,19 @@ def test_a_client_that_goes_frees_its_slots_after_the_step_under_way(
     assert is_idle(serving)
 
 
+def test_a_client_that_goes_leaves_no_request_behind_that_another_one_follows(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, body = Gate(monkeypatch), json.dumps({**BODY, "stream": True}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    with serving.connect() as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body + head.encode() + b"\r\n")
+        until(gate.waiting.is_set)
+    until(lambda: serving.served.engine.num_requests == 0)
+    gate.permits.release()
+    assert is_idle(serving)
+
+
 def test_a_step_that_raises_ends_its_requests_with_the_reason_and_the_next_one_is_answered(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,9 +127,7 @@ def test_a_client_that_reads_late_gets_every_token(serving: Serving) -> None:
 def test_a_stream_is_cut_into_chunks_for_clients_that_know_them(serving: Serving, version: str, chunked: bool) -> None:
     body = json.dumps({**BODY, "max_tokens": 5, "stream": True}).encode()
     head = f"POST {CHAT} HTTP/{version}\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", int(serving.url.rsplit(":", 1)[1])), timeout=60) as connection:
-        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    answer = serving.raw(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     headers, _, rest = answer.partition(b"\r\n\r\n")
     assert (b"chunked" in headers.lower()) == chunked
     if chunked:
@@ -130,24 +139,3 @@ def test_a_stream_is_cut_into_chunks_for_clients_that_know_them(serving: Serving
     events = rest.split(b"\n\n")
     assert events[-2:] == [b"data: [DONE]", b""]
     assert all(event.startswith(b"data: {") for event in events[:-2])
-
-
-def test_a_streams_head_is_the_one_that_h11_writes_and_its_connection_goes_on(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = json.dumps({**BODY, "max_tokens": 2, "stream": True}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nX-Request-Id: b\r\nContent-Type: application/json\r\n"
-    heads = list[set[bytes]]()
-    with socket.create_connection(("127.0.0.1", int(serving.url.rsplit(":", 1)[1])), timeout=60) as peer:
-        for by_h11 in (False, True, False):
-            if by_h11:
-                monkeypatch.setattr(connections._Send, "_stays_open", False)
-            peer.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            answer = b""
-            while not answer.endswith(b"\r\n0\r\n\r\n"):
-                answer += peer.recv(65536)
-            monkeypatch.undo()
-            heads.append(set(answer.partition(b"\r\n\r\n")[0].split(b"\r\n")))
-    dates = {line for lines in heads for line in lines if line.startswith(b"date: ")}
-    assert dates
-    assert heads[0] - dates == heads[1] - dates == heads[2] - dates

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,20 +34,6 @@ def strict(llm: LLM) -> Iterator[Serving]:
 
 def key(value: str = KEYS[1]) -> dict[str, str]:
     return {"authorization": f"Bearer {value}"}
-
-
-def raw(serving: Serving, data: bytes) -> bytes:
-    """Send bytes; return all that comes until the server closes the connection."""
-    port = int(serving.url.rsplit(":", 1)[1])
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall(data)
-        found = b""
-        try:
-            while part := connection.recv(65536):
-                found += part
-        except ConnectionResetError:
-            pass
-        return found
 
 
 @pytest.mark.parametrize(
@@ -96,7 +81,7 @@ def test_a_malformed_body_is_an_error_of_the_caller(strict: Serving, data: bytes
 @pytest.mark.parametrize("num_lines", [300, 10_000])
 def test_thousands_of_header_lines_are_refused(strict: Serving, num_lines: int) -> None:
     lines = b"".join(b"x-%d: y\r\n" % i for i in range(num_lines))
-    found = raw(strict, b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n" + lines + b"\r\n")
+    found = strict.raw(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n" + lines + b"\r\n")
     assert found.split(b" ", 2)[1] in (b"431", b"400")
     assert b'"invalid_request_error"' in found
 
@@ -104,21 +89,21 @@ def test_thousands_of_header_lines_are_refused(strict: Serving, num_lines: int) 
 # The limit that is not tried is one that no request here reaches.
 def test_headers_that_come_too_slowly_end_the_connection(llm: LLM) -> None:
     with serve_in_thread(llm, ServeOptions(model_names=(NAME,), header_seconds=0.2, body_seconds=600)) as serving:
-        assert raw(serving, b"GET /health HT") == b""
-        assert raw(serving, b"") == b""
+        assert serving.raw(b"GET /health HT") == b""
+        assert serving.raw(b"") == b""
 
 
 def test_a_body_that_comes_too_slowly_is_cut_off(llm: LLM) -> None:
     headers = b"host: a\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 100\r\n"
     with serve_in_thread(llm, ServeOptions(model_names=(NAME,), header_seconds=600, body_seconds=0.2)) as serving:
-        found = raw(serving, b"POST /v1/chat/completions HTTP/1.1\r\n" + headers + b"\r\n{")
+        found = serving.raw(b"POST /v1/chat/completions HTTP/1.1\r\n" + headers + b"\r\n{")
         assert found.startswith(b"HTTP/1.1 408")
         assert b'"code": "body_too_slow"' in found
 
 
 def test_nonsense_on_the_wire_is_answered_with_400(strict: Serving) -> None:
     for data in (b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n"):
-        found = raw(strict, data + b"\r\n\r\n")
+        found = strict.raw(data + b"\r\n\r\n")
         assert found.startswith(b"HTTP/1.1 400")
         json.loads(found.split(b"\r\n\r\n", 1)[1])
     assert strict.ask("GET", "/health").status_code == 200

@@ -41,7 +41,6 @@ def serve(served: Served, listening: socket.socket) -> None:
         # Above what clients keep idle connections for: with less, a request may meet the connection's end.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(options.drain_seconds)),
-        h11_max_incomplete_event_size=options.max_header_bytes,
     )
     server = Server(config, served)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
