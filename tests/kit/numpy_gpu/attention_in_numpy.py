@@ -330,11 +330,11 @@ def namespace(
         pending.stores = [*getattr(pending, "stores", []), (descriptor, [int(x) for x in at], box)]
 
     def sent(still: int) -> None:
-        assert still == 0
-        wait_for("stores", 0)
-        for descriptor, at, box in getattr(pending, "stores", []):
+        wait_for("stores", still)
+        stores = getattr(pending, "stores", [])
+        pending.stores = stores[max(0, len(stores) - still) :] if still else []
+        for descriptor, at, box in stores[: max(0, len(stores) - still)]:
             descriptor.write(at, np.ascontiguousarray(box.peek()))
-        pending.stores = []
 
     space: dict[str, Any] = {}
     for module in modules:

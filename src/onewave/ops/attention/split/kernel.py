@@ -45,11 +45,11 @@ from onewave.ops.attention.hopper.start import nothing_yet
 from onewave.ops.attention.hopper.tiles import boxed, place_in_page
 
 _ACROSS = gl.constexpr(64)
-_SUMS_AT_ONCE = gl.constexpr(8)
 
 
 class Chunk(namedtuple("Chunk", (
-    "q queries block_table q_token q_head group first_query num_queries num_keys right D BN PAGE HEADROOM LEFT RIGHT"
+    "q queries block_table q_token q_head group first_query num_queries num_keys right D COLUMNS BN STAGES PAGE "
+    "HEADROOM LEFT RIGHT"
 ))):  # fmt: skip
     """Facts of a call, of one sequence. q: a descriptor in the queries' dtype, for softmax.py; queries: a pointer."""
 
@@ -88,11 +88,10 @@ def place_queries(chunk, kv_head, first_row, place):
 
 @gluon.jit
 def scores(chunk, place_of_queries, place_of_keys):
-    """Queries times keys: [64, BN], as hopper/columns.py has it."""
+    """Begin the product of queries and keys, [64, BN], as hopper/columns.py has it."""
     LS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, chunk.BN, 16])
     nothing = gl.zeros([64, chunk.BN], gl.float32, LS)
-    s = warpgroup_mma(place_of_queries, place_of_keys.permute([1, 0]), nothing, use_acc=False, is_async=True)
-    return warpgroup_mma_wait(0, deps=[s])
+    return warpgroup_mma(place_of_queries, place_of_keys.permute([1, 0]), nothing, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -125,17 +124,18 @@ def lengths(starts_q, starts_k):
 
 
 @gluon.jit
-def weigh(chunk, k, weights, sums, k_page_rows, max_tiles, unit, STAGES: gl.constexpr):
+def weigh(chunk, k, weights, sums, k_page_rows, max_tiles, unit):
     """weigh_kernel of a sequence."""
     D: gl.constexpr = chunk.D
     BN: gl.constexpr = chunk.BN
+    STAGES: gl.constexpr = chunk.STAGES
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     row_tile, kv_head, split = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     splits = gl.num_programs(2)
     first_row = row_tile * 64
     first_box = (kv_head * gl.num_programs(0) + row_tile).to(gl.int64) * max_tiles
     sq = gl.allocate_shared_memory(weights.dtype, [64, D], flat)
-    sp = gl.allocate_shared_memory(weights.dtype, [64, BN], flat)
+    sp = gl.allocate_shared_memory(weights.dtype, [2, 64, BN], flat)
     sk = gl.allocate_shared_memory(weights.dtype, [STAGES, BN, D], flat)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -156,18 +156,21 @@ def weigh(chunk, k, weights, sums, k_page_rows, max_tiles, unit, STAGES: gl.cons
         bring(chunk, k, k_page_rows, kv_head, tile_at(n, lead, last, split, splits), sk.index(n), full.index(n), 0, D)
     place_queries(chunk, kv_head, first_row, sq)
     m, unused = nothing_yet(chunk)
+    mbarrier.wait(full.index(0), 0, pred=total > 0)
+    s = warpgroup_mma_wait(0, deps=[scores(chunk, sq, sk.index(0))])
     for n in range(total):
-        stage = n % STAGES
         tile = tile_at(n, lead, last, split, splits)
-        mbarrier.wait(full.index(stage), (n // STAGES) & 1)
-        s = scores(chunk, sq, sk.index(stage))
-        # All warps' products have ended, and copies from P's place.
-        tma.store_wait(0)
+        # Beside this tile's exponentials; behind the last tile for nothing, whatever lies there.
+        mbarrier.wait(full.index((n + 1) % STAGES), ((n + 1) // STAGES) & 1, pred=n + 1 < total)
+        coming = scores(chunk, sq, sk.index((n + 1) % STAGES))
+        # All warps' products with this tile have ended, and the copy before last from P's two places.
+        tma.store_wait(1)
         gl.thread_barrier()
         if n + STAGES < total:
-            mbarrier.expect(full.index(stage), BN * D * 2)
+            free = n % STAGES
+            mbarrier.expect(full.index(free), BN * D * 2)
             after = tile_at(n + STAGES, lead, last, split, splits)
-            bring(chunk, k, k_page_rows, kv_head, after, sk.index(stage), full.index(stage), 0, D)
+            bring(chunk, k, k_page_rows, kv_head, after, sk.index(free), full.index(free), 0, D)
         if tile >= cut:
             s = masked(chunk, s, first_row, tile)
         if n < lead:
@@ -180,10 +183,13 @@ def weigh(chunk, k, weights, sums, k_page_rows, max_tiles, unit, STAGES: gl.cons
             row = gl.arange(0, 64, layout=gl.SliceLayout(1, parts.type.layout))
             quarter = gl.arange(0, 4, layout=gl.SliceLayout(0, parts.type.layout))
             gl.store(sums + box * 256 + row[:, None] * 4 + quarter[None, :], parts)
-            sp.store(p.to(weights.dtype))
+            sp.index(n % 2).store(p.to(weights.dtype))
             fence_async_shared()
             gl.thread_barrier()
-            tma.async_copy_shared_to_global(weights, [0, 0, (box * 64).to(gl.int32), 0], boxed(sp, weights))
+            tma.async_copy_shared_to_global(
+                weights, [0, 0, (box * 64).to(gl.int32), 0], boxed(sp.index(n % 2), weights)
+            )
+        s = warpgroup_mma_wait(0, deps=[coming])
     tma.store_wait(0)
 
 
@@ -194,21 +200,21 @@ def weigh_kernel(
 ):  # fmt: skip
     """See the top of this file. weights: a descriptor of [.., 64, BN] boxes; sums: float32 [.., 64, 4]; one of each for
     a KV head, 64 rows and a key tile, counted from the last one. max_tiles: key tiles that there is memory for."""
+    cuda.gdc_wait()
+    # Not before: combine_kernel reads lengths and the block table as soon as it begins.
     cuda.gdc_launch_dependents()
     first_query, num_queries, num_keys = lengths(starts_q, starts_k)
     # Not assigned to a name first: constants would become values.
     weigh(Chunk(
-        weights, q, block_table, q_token, q_head, group, first_query, num_queries, num_keys, first_query * 0, D, BN,
-        PAGE, HEADROOM, False, True,
-    ), k, weights, sums, k_page_rows, max_tiles, scale_log2, STAGES)  # fmt: skip
+        weights, q, block_table, q_token, q_head, group, first_query, num_queries, num_keys, first_query * 0, D, D, BN,
+        STAGES, PAGE, HEADROOM, False, True,
+    ), k, weights, sums, k_page_rows, max_tiles, scale_log2)  # fmt: skip
 
 
 @gluon.jit
-def begin_again(
-    chunk, k, v, k_page_rows, v_page_rows, kv_head, first_row, column, num_tiles, sq, sk, sv, full, unit,
-    COLUMNS: gl.constexpr,
-):  # fmt: skip
+def begin_again(chunk, k, v, k_page_rows, v_page_rows, kv_head, first_row, column, num_tiles, sq, sk, sv, full, unit):
     """The output [64, COLUMNS], from `column` on, and the sums, of rows that may exceed their m: (o, total)."""
+    COLUMNS: gl.constexpr = chunk.COLUMNS
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     BYTES: gl.constexpr = chunk.BN * (chunk.D + COLUMNS) * 2
     place_queries(chunk, kv_head, first_row, sq)
@@ -221,7 +227,7 @@ def begin_again(
         bring(chunk, k, k_page_rows, kv_head, tile, sk, full, 0, chunk.D)
         bring(chunk, v, v_page_rows, kv_head, tile, sv, full, column, COLUMNS)
         mbarrier.wait(full, n & 1)
-        s = scores(chunk, sq, sk)
+        s = warpgroup_mma_wait(0, deps=[scores(chunk, sq, sk)])
         if tile >= cut:
             s = masked(chunk, s, first_row, tile)
         p, m, total, kept = lazy_softmax(chunk, s, m, total, unit, chunk.BN)
@@ -233,68 +239,72 @@ def begin_again(
 
 
 @gluon.jit
-def combine(
-    chunk, k, v, out, weights, sums, k_page_rows, v_page_rows, out_token, out_head, max_tiles, unit,
-    COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+def sums_at(sums, first, n, num_tiles, row, quarter):
+    """The n-th key tile's sums of P, [64, 4]; zeros behind the last."""
+    return gl.load(sums + (first + n) * 256 + row * 4 + quarter, mask=n + row * 0 + quarter * 0 < num_tiles, other=0.0)
+
+
+@gluon.jit
+def load_tiles(chunk, v, weights, v_page_rows, kv_head, column, num_tiles, first_box, sp, sv, full, free):
+    """The loading warp of combine_kernel."""
+    BYTES: gl.constexpr = chunk.BN * (64 + chunk.COLUMNS) * 2
+    STAGES: gl.constexpr = chunk.STAGES
+    # Copies by TMA after it only: behind one the wait does not hold (docs/log/correctness.md).
+    cuda.gdc_wait()
+    for n in range(num_tiles):
+        stage = n % STAGES
+        mbarrier.wait(free.index(stage), ((n // STAGES) & 1) ^ 1)
+        mbarrier.expect(full.index(stage), BYTES)
+        box = [0, 0, (first_box * 64).to(gl.int32) + n * 64, 0]
+        tma.async_copy_global_to_shared(weights, box, full.index(stage), boxed(sp.index(stage), weights))
+        tile = num_tiles - 1 - n
+        bring(chunk, v, v_page_rows, kv_head, tile, sv.index(stage), full.index(stage), column, chunk.COLUMNS)
+
+
+@gluon.jit
+def add_up(
+    chunk, k, v, out, weights, sums, k_page_rows, v_page_rows, out_token, out_head, kv_head, first_row, column,
+    num_tiles, first_box, sp, sv, full, free, unit,
 ):  # fmt: skip
-    """combine_kernel of a sequence."""
+    """The warpgroup of combine_kernel that multiplies."""
     D: gl.constexpr = chunk.D
     BN: gl.constexpr = chunk.BN
+    COLUMNS: gl.constexpr = chunk.COLUMNS
+    STAGES: gl.constexpr = chunk.STAGES
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    of_values: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=min(128, 2 * COLUMNS), element_bitwidth=16, rank=2
-    )
-    BYTES: gl.constexpr = BN * (64 + COLUMNS) * 2
     # hopper/kernel.py's: where it would move m, sums are beyond it.
     TOO_MUCH: gl.constexpr = 2.0 ** (chunk.HEADROOM - 1)
-    row_tile, kv_head, column = gl.program_id(0), gl.program_id(1), gl.program_id(2) * COLUMNS
-    first_row = row_tile * 64
-    num_rows = chunk.num_queries * chunk.group
-    num_tiles = gl.where(first_row < num_rows, (chunk.num_keys + BN - 1) // BN, 0)
-    base = (kv_head * gl.num_programs(0) + row_tile).to(gl.int64) * max_tiles
-    first_box = (base * 64).to(gl.int32)
-    sp = gl.allocate_shared_memory(weights.dtype, [STAGES, 64, BN], flat)
-    sv = gl.allocate_shared_memory(weights.dtype, [STAGES, BN, COLUMNS], of_values)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES + 1):
-        mbarrier.init(full.index(i), count=1)
-    fence_async_shared()
-    gl.thread_barrier()
     cuda.gdc_wait()
-    for n in range(gl.minimum(STAGES, num_tiles)):
-        mbarrier.expect(full.index(n), BYTES)
-        bring(chunk, v, v_page_rows, kv_head, num_tiles - 1 - n, sv.index(n), full.index(n), column, COLUMNS)
-        tma.async_copy_global_to_shared(
-            weights, [0, 0, first_box + n * 64, 0], full.index(n), boxed(sp.index(n), weights)
-        )
     o = gl.zeros([64, COLUMNS], gl.float32, LO)
     _, total = nothing_yet(chunk)
-    most = total
+    highest = total
     row = gl.arange(0, 64, layout=gl.SliceLayout(1, total.type.layout))[:, None]
     quarter = gl.arange(0, 4, layout=gl.SliceLayout(0, total.type.layout))[None, :]
+    # Asked for four tiles ahead.
+    a = sums_at(sums, first_box, 0, num_tiles, row, quarter)
+    b = sums_at(sums, first_box, 1, num_tiles, row, quarter)
+    c = sums_at(sums, first_box, 2, num_tiles, row, quarter)
+    d = sums_at(sums, first_box, 3, num_tiles, row, quarter)
     for n in range(num_tiles):
-        if n % _SUMS_AT_ONCE == 0:
-            for i in gl.static_range(_SUMS_AT_ONCE):
-                exists = (n + i + row * 0 + quarter * 0) < num_tiles
-                parts = gl.load(sums + (base + n + i) * 256 + row * 4 + quarter, mask=exists, other=0.0)
-                total += parts
-                most = gl.maximum(most, parts)
         stage = n % STAGES
         mbarrier.wait(full.index(stage), (n // STAGES) & 1)
-        o = warpgroup_mma_wait(0, deps=[warpgroup_mma(sp.index(stage), sv.index(stage), o, is_async=True)])
-        gl.thread_barrier()
-        if n + STAGES < num_tiles:
-            mbarrier.expect(full.index(stage), BYTES)
-            tile = num_tiles - 1 - n - STAGES
-            bring(chunk, v, v_page_rows, kv_head, tile, sv.index(stage), full.index(stage), column, COLUMNS)
-            box = [0, 0, first_box + (n + STAGES) * 64, 0]
-            tma.async_copy_global_to_shared(weights, box, full.index(stage), boxed(sp.index(stage), weights))
-    if gl.max(gl.max(most, 1), 0) > TOO_MUCH:
+        o = warpgroup_mma(sp.index(stage), sv.index(stage), o, is_async=True)
+        o = warpgroup_mma_wait(1, deps=[o])
+        mbarrier.arrive(free.index((n + STAGES - 1) % STAGES), count=1, pred=n > 0)
+        if n % 4 == 0:
+            total = (((total + a) + b) + c) + d
+            highest = gl.maximum(gl.maximum(gl.maximum(gl.maximum(highest, a), b), c), d)
+            a = sums_at(sums, first_box, n + 4, num_tiles, row, quarter)
+            b = sums_at(sums, first_box, n + 5, num_tiles, row, quarter)
+            c = sums_at(sums, first_box, n + 6, num_tiles, row, quarter)
+            d = sums_at(sums, first_box, n + 7, num_tiles, row, quarter)
+    o = warpgroup_mma_wait(0, deps=[o])
+    if gl.max(gl.max(highest, 1), 0) > TOO_MUCH:
         keys = sp._reinterpret(weights.dtype, [STAGES // 2, BN, D], flat).index(0)
         o, total = begin_again(
             chunk, k, v, k_page_rows, v_page_rows, kv_head, first_row, column, num_tiles, sp.index(2), keys,
-            sv.index(0), full.index(STAGES), unit, COLUMNS,
+            sv.index(0), full.index(STAGES), unit,
         )  # fmt: skip
     sum_of_row = gl.convert_layout(gl.sum(total, axis=1), gl.SliceLayout(1, LO))
     empty = sum_of_row == 0.0
@@ -304,7 +314,47 @@ def combine(
     at = (chunk.first_query + own_row // chunk.group).to(gl.int64) * out_token
     at += (kv_head * chunk.group + own_row % chunk.group).to(gl.int64) * out_head
     values = (o * share[:, None]).to(weights.dtype)
-    gl.store(out + at[:, None] + of_column[None, :], values, mask=(own_row < num_rows)[:, None])
+    exists = own_row < chunk.num_queries * chunk.group
+    gl.store(out + at[:, None] + of_column[None, :], values, mask=exists[:, None])
+
+
+@gluon.jit
+def combine(chunk, k, v, out, weights, sums, k_page_rows, v_page_rows, out_token, out_head, max_tiles, unit):
+    """combine_kernel of a sequence."""
+    BN: gl.constexpr = chunk.BN
+    COLUMNS: gl.constexpr = chunk.COLUMNS
+    STAGES: gl.constexpr = chunk.STAGES
+    flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    of_values: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=min(128, 2 * COLUMNS), element_bitwidth=16, rank=2
+    )
+    row_tile, kv_head, column = gl.program_id(0), gl.program_id(1), gl.program_id(2) * COLUMNS
+    first_row = row_tile * 64
+    num_tiles = gl.where(first_row < chunk.num_queries * chunk.group, (chunk.num_keys + BN - 1) // BN, 0)
+    first_box = (kv_head * gl.num_programs(0) + row_tile).to(gl.int64) * max_tiles
+    sp = gl.allocate_shared_memory(weights.dtype, [STAGES, 64, BN], flat)
+    sv = gl.allocate_shared_memory(weights.dtype, [STAGES, BN, COLUMNS], of_values)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES + 1):
+        mbarrier.init(full.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(free.index(i), count=1)
+    fence_async_shared()
+    gl.thread_barrier()
+    gl.warp_specialize(
+        [
+            (add_up, (
+                chunk, k, v, out, weights, sums, k_page_rows, v_page_rows, out_token, out_head, kv_head, first_row,
+                column, num_tiles, first_box, sp, sv, full, free, unit,
+            )),
+            (load_tiles, (
+                chunk, v, weights, v_page_rows, kv_head, column, num_tiles, first_box, sp, sv, full, free,
+            )),
+        ],
+        [1],
+        [48],
+    )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["k_page_rows", "v_page_rows", "group", "max_tiles"])
@@ -317,7 +367,6 @@ def combine_kernel(
     """See the top of this file, and weigh_kernel. v: a descriptor of boxes of at most COLUMNS columns."""
     first_query, num_queries, num_keys = lengths(starts_q, starts_k)
     combine(Chunk(
-        weights, q, block_table, q_token, q_head, group, first_query, num_queries, num_keys, first_query * 0, D, BN,
-        PAGE, HEADROOM, False, True,
-    ), k, v, out, weights, sums, k_page_rows, v_page_rows, out_token, out_head, max_tiles, scale_log2, COLUMNS,
-        STAGES)  # fmt: skip
+        weights, q, block_table, q_token, q_head, group, first_query, num_queries, num_keys, first_query * 0, D,
+        COLUMNS, BN, STAGES, PAGE, HEADROOM, False, True,
+    ), k, v, out, weights, sums, k_page_rows, v_page_rows, out_token, out_head, max_tiles, scale_log2)  # fmt: skip

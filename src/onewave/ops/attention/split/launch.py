@@ -29,18 +29,19 @@ def run(call: AttentionCall, choice: AttentionChoice) -> Tensor:
         room = scratch(q.device, floats_of_weights + boxes * ROWS * _SUMS, "weights of keys")
         rows = room[:floats_of_weights].view(q.dtype).view(1, 1, -1, KEYS)
         weights, sums = describe(rows, ROWS, KEYS), room[floats_of_weights:]
-        constants = {"D": head_dim, "BN": KEYS, "PAGE": k.shape[1], "HEADROOM": HEADROOM, "num_warps": 4}
+        constants = {"D": head_dim, "BN": KEYS, "PAGE": k.shape[1], "HEADROOM": HEADROOM}
+        options = {"num_warps": 4, "launch_pdl": True}
         of_k, of_v = (t.stride(0) // t.stride(1) for t in (k, v))
         keys, scale_log2 = describe_pages(k, KEYS), call.options.factors[0]
         launch_kernel(
             weigh_kernel, (row_tiles, num_kv_heads, choice.splits),
             q, keys, weights, sums, *call.starts, packed.block_table, of_k, *q.stride()[:2], group, key_tiles,
-            scale_log2, STAGES=WEIGH_STAGES, **constants,
+            scale_log2, STAGES=WEIGH_STAGES, **constants, **options,
         )  # fmt: skip
         launch_kernel(
             combine_kernel, (row_tiles, num_kv_heads, head_dim // COLUMNS),
             q, keys, describe_pages(v, KEYS, min(64, COLUMNS)), out, weights, sums, *call.starts, packed.block_table,
             of_k, of_v, *q.stride()[:2], *out.stride()[:2], group, key_tiles, scale_log2,
-            COLUMNS=COLUMNS, STAGES=COMBINE_STAGES, launch_pdl=True, **constants,
+            COLUMNS=COLUMNS, STAGES=COMBINE_STAGES, **constants, **options,
         )  # fmt: skip
     return out
