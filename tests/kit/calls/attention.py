@@ -43,6 +43,13 @@ def packed(
     attention_varlen(q, k, k, starts, starts, length, length, **options)
 
 
+def short_chunk() -> None:
+    """Launch attention of 32 tokens of one sequence behind 4,096 in pages of 128."""
+    q, k = empty(32, 32, 128), empty(40, 128, 8, 128)
+    starts, table = (torch.zeros(shape, dtype=torch.int32, device="cuda") for shape in ((2,), (1, 40)))
+    attention_varlen(q, k, k, starts, starts, 32, 5120, causal=True, block_table=table)
+
+
 def float8(*, packs: bool = False, **options: Any) -> None:
     """head_dim 128; packs: 16 sequences of 1,024 tokens."""
     if packs:
@@ -128,4 +135,5 @@ ATTENTION: dict[str, Call] = {
 } | {
     "attention order of packed tiles": Call(partial(packed, 64, backend="gluon"), kernels=("sort_slots",)),
     "attention values of float8": Call(float8, kernels=("turn_values",)),
+    "attention split": Call(short_chunk, kernels=("weigh_kernel", "combine_kernel")),
 }
