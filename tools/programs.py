@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 
 from onewave.base.device import H200_SMS
-from onewave.base.weight_formats import WEIGHT_BYTES, find_format
+from onewave.base.weight_formats import COMPACT, ROUNDINGS
 from onewave.engine.load.plan_cache import SHIPPED, save_program, shipped_path
 from onewave.models.config.read import builtin_config
 from onewave.models.llama_plan import DecodeStep, plan_program, unsupported_because, workers_for
@@ -22,15 +22,16 @@ from onewave.models.llama_plan import DecodeStep, plan_program, unsupported_beca
 BATCHES = (1, 8, 16)
 MODELS = ("llama-3.1-8b", "llama-3.2-1b", "qwen3-8b")
 """Built-in models that one GPU holds."""
-FORMATS = {size: find_format(name) for name, size in WEIGHT_BYTES.items()}
-"""Formats of weights, one of each size."""
+FORMATS = (None, COMPACT, *ROUNDINGS.values())
+"""Formats of weights. Those of one size have the same programs, but for activations in digits."""
 
 
 def steps() -> Iterator[DecodeStep]:
     """List the steps whose programs ship."""
-    for name, batch, size in product(MODELS, BATCHES, sorted(FORMATS)):
+    for name, batch in product(MODELS, BATCHES):
         if unsupported_because(builtin_config(name), batch) is None:
-            yield DecodeStep(builtin_config(name), batch, FORMATS[size])
+            found = [DecodeStep(builtin_config(name), batch, form) for form in FORMATS]
+            yield from {(step.weight_bytes, step.digits): step for step in found}.values()
 
 
 def place_of(step: DecodeStep) -> tuple[Path, int]:

@@ -45,11 +45,16 @@ def test_a_wave_and_plain_operators_generate_the_same_of_the_same_rounded_weight
     assert tokens_of(plain, None) != tokens_of(load("eager", LOCATION, BASE, how(tmp_path, None))[0], None)
 
 
-def test_a_program_for_bytes_is_none_for_16_bits_and_serves_both_roundings(planned: list[Any], tmp_path: Path) -> None:
+def test_a_program_for_bytes_is_none_for_16_bits_and_serves_both_roundings_of_many_sequences(
+    planned: list[Any], tmp_path: Path
+) -> None:
     for name in (None, "int8", None, "fp8", "int8"):
-        load_wave(LOCATION, BASE, how(tmp_path, name))
+        load_wave(LOCATION, BASE, how(tmp_path, name, max_num_seqs=8))
     assert planned == [None, ROUNDINGS["int8"]]
-    assert len(list((tmp_path / "wave").glob("*.program"))) == 2
+    for name in ("int8", "fp8", "int8"):
+        load_wave(LOCATION, BASE, how(tmp_path, name, max_num_seqs=1))
+    assert planned[2:] == [ROUNDINGS["int8"], ROUNDINGS["fp8"]]
+    assert len(list((tmp_path / "wave").glob("*.program"))) == 4
 
 
 def test_a_cpu_rounds_float32_weights_too(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ RUNS = {
 # 16 warps (rounded up from 4 + 8 + 1) share 65,536 registers when the kernel starts; with a second partition that
 # multiplies 20 do.
 REGISTERS_AT_START, REGISTERS_OF_TWO = 128, 96
-# 4-bit weights without float16 minima, for up to four sequences.
-BY_DIGITS = {name for name in WAVE if re.search(r"\b[124] rows? (int4|q4_k_m)", name) and "minima" not in name}
+# int8 weights for one sequence, and of four bits those without float16 minima for up to four.
+BY_DIGITS = {
+    name for name in WAVE if re.search(r"\b(1 row int8|[124] rows? (int4|q4_k_m))", name) and "minima" not in name
+}
 
 
 def in_16_bits(name: str) -> bool:
@@ -59,8 +61,8 @@ def test_neighbouring_words_are_stored_together(name: str) -> None:
 @pytest.mark.parametrize("name", WAVE)
 def test_weights_come_by_tma_and_are_multiplied_by_tensor_cores(name: str) -> None:
     report = WAVE[name]
-    # One-byte and compact weights become numbers in registers, and 4-bit ones beside few sequences bytes, multiplied by
-    # mma.sync, beside attention's own.
+    # One-byte and compact weights become numbers in registers, and int8 and 4-bit ones beside few sequences are bytes,
+    # multiplied by mma.sync, beside attention's own.
     if in_16_bits(name):
         assert report["HGMMA"] > 0
     else:

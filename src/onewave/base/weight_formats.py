@@ -26,6 +26,11 @@ class WeightFormat:
     beside_rows: int
 
     @property
+    def digits(self) -> bool:
+        """Whether the kernel multiplies them by activations in digits, of few sequences (words.takes_digits)."""
+        return False
+
+    @property
     def copied_rows(self) -> int:
         """Rows that one copy brings of those beside an image: a box has a power of two of them."""
         return self.beside_rows & -self.beside_rows
@@ -42,6 +47,10 @@ class RowRounding(Rounding):
 
     largest: float
 
+    @property
+    def digits(self) -> bool:
+        return self.name == "int8"
+
 
 @dataclass(frozen=True)
 class GroupRounding(Rounding):
@@ -56,7 +65,6 @@ class GroupRounding(Rounding):
 
     @property
     def digits(self) -> bool:
-        """Whether the kernel multiplies them by activations in digits, of few sequences (words.takes_digits)."""
         return self.nested or not self.minima
 
 
@@ -117,6 +125,10 @@ class MixedFormat(WeightFormat):
     nibbles: GroupRounding
     widths: tuple[tuple[str, int], ...]
     floats: bool = False
+
+    @property
+    def digits(self) -> bool:
+        return self.nibbles.digits
 
     @property
     def wide_group(self) -> int:

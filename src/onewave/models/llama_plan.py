@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from onewave.base.errors import InvalidArgumentError, UnsupportedError, VerificationError
-from onewave.base.weight_formats import GroupRounding, MixedFormat, WeightFormat, times_as_wide
+from onewave.base.weight_formats import MixedFormat, WeightFormat, times_as_wide
 from onewave.models.config.model_config import ModelConfig
 from onewave.tiles.graph.builders import cuts
 from onewave.tiles.graph.graph import TileGraph
@@ -26,7 +26,15 @@ from onewave.tiles.order.schedule import Ints
 from onewave.tiles.proof.table import TaskTable, lower
 from onewave.tiles.proof.verify import verify
 from onewave.wave.plan.deal import Deal, fewest_workers
-from onewave.wave.plan.layout import MAX_SPLITS, TileShape, held_tiles, splits_of, tile_shape
+from onewave.wave.plan.layout import (
+    DIGITS_BATCH,
+    DIGITS_BATCH_OF_BYTES,
+    MAX_SPLITS,
+    TileShape,
+    held_tiles,
+    splits_of,
+    tile_shape,
+)
 from onewave.wave.plan.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.plan.pace import Pace, pace_of
 from onewave.wave.plan.program import WaveProgram, build_program
@@ -78,10 +86,10 @@ class DecodeStep:
 
     @property
     def digits(self) -> bool:
-        """Whether its format's products of few sequences take activations in digits."""
+        """Whether its products take activations in digits."""
         form = self.weight_format
-        nibbles = form.nibbles if isinstance(form, MixedFormat) else form
-        return isinstance(nibbles, GroupRounding) and nibbles.digits
+        most = DIGITS_BATCH if self.weight_bytes < 1 else DIGITS_BATCH_OF_BYTES
+        return form is not None and form.digits and self.padded <= most
 
     @property
     def widths(self) -> tuple[tuple[str, int], ...]:

@@ -22,7 +22,7 @@ from onewave.wave.plan.layout import shared_bytes
 
 # Hidden and intermediate sizes that fill no larger tile, whose ring is deepest, with each head_dim.
 _SIZES = ((576, 1536, 64), (1088, 2112, 32), (640, 6208, 128), (1216, 8256, 64))
-_FORMATS = [*(found.name for found in NIBBLES.values()), "q4_k_m", "fp8", "compact"]
+_FORMATS = [*(found.name for found in NIBBLES.values()), "q4_k_m", "int8", "fp8", "compact"]
 
 
 def _shared_bytes(recorded: Recorded) -> int:

@@ -55,7 +55,7 @@ def run_asm(text: str, registers: str, operands: Any, **_: Any) -> tuple[Array, 
     float32 = lambda word: word.view(np.float32).astype(np.float64)  # noqa: E731
     doing: dict[str, Any] = {
         "mov": lambda x: x, "and": np.bitwise_and, "shr": np.right_shift, "shl": np.left_shift,
-        "lop3": lambda x, mask, more, table: (x & mask) | more,
+        "lop3": lambda x, mask, more, table: (x & mask) ^ more if table.flat[0] == 0x6A else (x & mask) | more,
         "prmt": lambda x, _, order: permuted(x, int(order.flat[0])),
         "mul.bf16x2": lambda x, y: exact(floats(x) * floats(y)),
         "sub.bf16x2": lambda x, y: exact(floats(x) - floats(y)),
@@ -183,8 +183,9 @@ def numbers_of(own: dict[str, Any], packed: Any, planes: Any, beside: Copies, c:
     ("form", "tile_rows", "images", "rows"),
     [
         (COMPACT, 8, 1, 64), (COMPACT, 16, 1, 128), (COMPACT, 32, 2, 64), (COMPACT, 64, 1, 128),
-        (ROUNDINGS["int8"], 8, 1, 128), (ROUNDINGS["int8"], 32, 2, 64), (ROUNDINGS["fp8"], 8, 1, 64),
-        (ROUNDINGS["fp8"], 64, 2, 128), (NIBBLES[128, False], 8, 1, 64), (NIBBLES[128, False], 32, 4, 128),
+        (ROUNDINGS["int8"], 8, 1, 128), (ROUNDINGS["int8"], 16, 2, 64), (ROUNDINGS["int8"], 32, 2, 64),
+        (ROUNDINGS["fp8"], 8, 1, 64), (ROUNDINGS["fp8"], 64, 2, 128), (NIBBLES[128, False], 8, 1, 64),
+        (NIBBLES[128, False], 32, 4, 128),
         (NIBBLES[64, False], 8, 1, 64), (NIBBLES[32, False], 64, 1, 128), (NIBBLES[128, True], 16, 1, 64),
         (NIBBLES[32, True], 8, 1, 64), (mixed(NESTED, {}), 8, 1, 64), (mixed(NESTED, {}), 32, 2, 128),
     ],

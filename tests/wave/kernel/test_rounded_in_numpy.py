@@ -32,6 +32,9 @@ INT8 = ROW_ROUNDINGS["int8"]
 
 BIASED = FAMILIES["seven heads a KV head, biases"]
 WIDE = replace(BASE, num_heads=2, num_kv_heads=1, head_dim=128, rope=RopeConfig("default", 500.0, 128))
+MANY = replace(
+    WIDE, num_heads=20, num_kv_heads=4, num_layers=1, layer_windows=(None,)
+)  # merged by eight words a thread
 
 
 def agree(model: Llama, name: str, batch: int, workers: int, steps: int) -> None:
@@ -42,7 +45,15 @@ def agree(model: Llama, name: str, batch: int, workers: int, steps: int) -> None
 
 @pytest.mark.parametrize(
     ("config", "name"),
-    [(BASE, "int8"), (BASE, "fp8"), (BIASED, "fp8"), (WIDE, "int8"), slow(BIASED, "int8"), slow(WIDE, "fp8")],
+    [
+        (BASE, "int8"),
+        (BASE, "fp8"),
+        (BIASED, "fp8"),
+        (WIDE, "int8"),
+        (MANY, "int8"),
+        slow(BIASED, "int8"),
+        slow(WIDE, "fp8"),
+    ],
 )
 def test_a_step_on_rounded_weights_is_the_plain_forward_pass_on_them(config: ModelConfig, name: str) -> None:
     agree(random_model(config), name, batch=1, workers=3, steps=2)
@@ -126,8 +137,9 @@ def test_slices_of_a_long_row_carry_their_rows_scales(monkeypatch: pytest.Monkey
     agree(model, "int8", batch=5, workers=3, steps=2)
 
 
-def test_neither_workers_nor_batch_mates_change_a_bit() -> None:
-    assert_batch_invariant(random_model(LONG), INT8)
+@pytest.mark.parametrize("name", ["int8", slow("fp8")])
+def test_neither_workers_nor_batch_mates_change_a_bit(name: str) -> None:
+    assert_batch_invariant(random_model(LONG), ROW_ROUNDINGS[name])
 
 
 def test_a_stream_of_bytes_is_half_as_long_and_its_ring_twice_as_deep() -> None:
@@ -149,8 +161,11 @@ def test_logits_are_as_near_to_exact_ones_as_the_error_rule_asks(name: str) -> N
     )
 
 
-def test_a_slot_that_goes_before_anything_orders_its_loads_and_the_next_copies_is_found() -> None:
-    wave = Simulated(random_model(LONG), 1, 1, 1, weight_format=INT8)
-    wave.bench.planted.append(Fault("multiply_bytes", "fence_async_shared()", "pass"))
+@pytest.mark.parametrize(("name", "function"), [("fp8", "multiply_bytes"), ("int8", "add_two")])
+def test_a_slot_that_goes_before_anything_orders_its_loads_and_the_next_copies_is_found(
+    name: str, function: str
+) -> None:
+    wave = Simulated(random_model(LONG), 1, 1, 1, weight_format=ROW_ROUNDINGS[name])
+    wave.bench.planted.append(Fault(function, "fence_async_shared()", "pass"))
     with pytest.raises(Race, match=r"a copy by TMA writes what multi.* read"):
         wave.step([5], [0], [0])

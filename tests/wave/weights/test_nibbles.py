@@ -118,7 +118,7 @@ def test_activations_keep_sixteen_bits_beside_the_largest_of_128_and_show_what_i
     for made in (digits.digits_of, digits.larger, digits.placed, to_float):
         space[made.fn.__name__] = types.FunctionType(made.fn.__code__, space)
     parts = (wrapped(words[:, :, :, half].reshape(6, 1, 32)) for half in range(2))
-    *both, scale, sums = space["digits_of"](*parts, ml_dtypes.bfloat16)
+    *both, scale, sums = space["digits_of"](*parts, ml_dtypes.bfloat16, INT4.number)
     high, low = (np.asarray(part).view(np.int8).reshape(6, 128).astype(float) for part in both)
     column = np.arange(128)
     place = column & ~31 | (column & 8) << 1 | (column & 6) << 1 | (column & 1) << 1 | column >> 4 & 1

@@ -21,6 +21,7 @@ MORE = 3  # tiles of a stream beside a matrix's
         (NIBBLES[32, False], 4, 4, 13, 600, 2, True),
         (INT4, 8, 1, 8, 200, 2, False),
         (INT8, 1, 2, 11, 1100, 2, True),
+        (INT8, 8, 1, 20, 200, 1, False),
         (FP8, 16, 1, 20, 200, 1, False),
     ],
     ids=lambda given: getattr(given, "name", given),

@@ -21,7 +21,7 @@ from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.wave.kernel.widen import byte_values
 from onewave.wave.plan.layout import tile_shape
 from onewave.wave.plan.program import WaveProgram
-from onewave.wave.weights.formats.row_bytes import byte_images
+from onewave.wave.weights.formats.row_bytes import byte_images, bytes_of_registers, operands_of_registers
 from onewave.wave.weights.formats.tile_format import Tiles, UnpackedRows
 from onewave.wave.weights.pack import Weight, WeightStream
 from onewave.wave.weights.pack_impl import unpack_bytes
@@ -84,6 +84,17 @@ def test_an_image_holds_operand_a_in_the_order_that_threads_read(batch: int, ima
         first = tile * shape.cols + image * 128 * shape.quarters
         expected = padded[block * shape.rows + row % shape.rows, first + row // shape.rows * 128 + column]
         assert torch.equal(found[block, tile, image, at].long(), expected)
+
+
+def test_a_threads_whole_bytes_are_its_registers_of_a_product() -> None:
+    operands = torch.randint(256, (2, 64, 128), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+    images = bytes_of_registers(operands)
+    assert torch.equal(operands_of_registers(images), operands)
+    registers = images.view(2, 4, 4, 32, 4, 4)  # 32 columns, 16 rows, thread
+    for step, warp, thread, number, byte in itertools.product(range(4), (0, 3), (0, 5, 30), range(4), range(4)):
+        row = 16 * warp + 8 * (number % 2) + thread // 4
+        column = 32 * step + 8 * (number // 2) + 2 * (thread % 4) + byte // 2 + 16 * (byte % 2)
+        assert registers[1, step, warp, thread, number, byte] == operands[1, row, column]
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def _shipped_key(step: DecodeStep) -> str:
 
 
 def _digest_of(facts: Mapping[str, object], step: DecodeStep) -> str:
-    whole = {**facts, "batch": step.padded, "weight_bytes": step.weight_bytes}
+    whole = {**facts, "batch": step.padded, "weight_bytes": step.weight_bytes, "digits": step.digits}
     return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

@@ -286,7 +286,7 @@ def store_chunk(words, place, activations, c):
     """Store a chunk of activations in digits. words: [N, PC * 64], of columns 16 apart in the two halves of a row."""
     N: gl.constexpr = words.shape[0]
     first, second = gl.split(gl.permute(gl.reshape(words, [N, 2, c.PC, 32]), (2, 0, 3, 1)))
-    digits = digits_in_rows(digits_of(first, second, c.DTYPE))
+    digits = digits_in_rows(digits_of(first, second, c.DTYPE, c.FORMAT))
     if halves_apart(c.FORMAT, c.NB):
         digits = digits_apart(digits)
     store_digits(digits, activations.places[0].index(place), activations.places[1].index(place))

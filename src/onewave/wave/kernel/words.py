@@ -16,7 +16,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from onewave.base.weight_formats import SIX_BITS
-from onewave.wave.plan.layout import DIGITS_BATCH, LIST_WORDS, STEP_WORDS, TILE_BYTES, TILE_VALUES
+from onewave.wave.plan.layout import (
+    DIGITS_BATCH,
+    DIGITS_BATCH_OF_BYTES,
+    LIST_WORDS,
+    STEP_WORDS,
+    TILE_BYTES,
+    TILE_VALUES,
+)
 from onewave.wave.plan.steps import Flag, Kind, Place, Word
 
 RECORD_SIZE = gl.constexpr(STEP_WORDS)
@@ -94,9 +101,16 @@ def is_nested(FORMAT) -> int:
 
 @gluon.constexpr_function
 def takes_digits(FORMAT, NB) -> int:
-    """Whether 4-bit weights are multiplied by activations in digits of eight bits (widen/digits.py): nested ones and
-    those without minima, for up to DIGITS_BATCH sequences."""
-    return int(FORMAT % 16 in (4, 5, 6, 10) and NB <= DIGITS_BATCH)
+    """Whether weights are multiplied by activations in digits of eight bits (widen/digits.py): of four bits nested ones
+    and those without minima, for up to DIGITS_BATCH sequences, and int8 for up to DIGITS_BATCH_OF_BYTES."""
+    return int(NB <= (DIGITS_BATCH if FORMAT % 16 in (4, 5, 6, 10) else DIGITS_BATCH_OF_BYTES if FORMAT == 1 else 0))
+
+
+@gluon.constexpr_function
+def whole_bytes(FORMAT, R) -> int:
+    """Whether a tile's int8 weights are whole bytes for products with digits (formats/row_bytes.py): tiles of 8 rows
+    are one sequence's."""
+    return int(FORMAT == 1 and R == 8)
 
 
 @gluon.constexpr_function

@@ -31,9 +31,9 @@ RECORDS_AHEAD = (GROUPS - 2) * TOGETHER
 POINTERS = STEP_WORDS // 2
 """int64 words of `places` (steps.LaunchPlaces)."""
 MAX_ROWS = 64
-DIGITS_BATCH = 4
-"""Sequences up to which 4-bit weights are multiplied by activations in digits (kernel/widen/digits.py): every thread
-block makes all activations' digits, which takes longer than it gains for more of them."""
+DIGITS_BATCH, DIGITS_BATCH_OF_BYTES = 4, 1
+"""Sequences up to which 4-bit and int8 weights are multiplied by activations in digits (kernel/widen/digits.py): every
+thread block makes all activations' digits, which takes longer than it gains for more of them."""
 MAX_SPLITS = 16
 """Limit of splits of a sequence's keys, and their places where the reader of the attention merges them."""
 POLLED_SPLITS = 8
@@ -163,7 +163,7 @@ def tile_shape(
 
     rows: of a tile, 8 to 64; None: by the batch. head_dim: of a decode step, where attention takes shared memory too
     (0: no attention). columns: of the longest activations; the ring is as deep as they allow. weight_bytes, images: 2
-    and 1, or for one-byte weights 1 and 1 or 2. digits: GroupRounding's. Raises UnsupportedError.
+    and 1, or for one-byte weights 1 and 1 or 2. digits: WeightFormat's. Raises UnsupportedError.
     """
     if not 1 <= batch <= MAX_ROWS:
         raise UnsupportedError("wave: batch", got=str(batch), allowed=f"1 to {MAX_ROWS}")
@@ -178,17 +178,20 @@ def tile_shape(
     # A thread polls 16 words a chunk, or 32 where one sequence's row would take several chunks otherwise.
     of_32 = weight_bytes == COMPACT_BYTES and padded == 32 and rows == 64 and head_dim == 0
     chunk = (64 if width < 32 or of_32 else 128) // width
+    few = digits and padded <= (DIGITS_BATCH if weight_bytes < 1 else DIGITS_BATCH_OF_BYTES)
+    if few and weight_bytes == 1:
+        # Digits of less at a time: products begin sooner, and most rows fill a chunk.
+        chunk //= 2
     chunk_bytes = chunk * width * 256
     wanted = max(2 * padded * columns, _warps_bytes(head_dim))
     # For one sequence 16,384 columns are enough: a deeper ring gains more.
-    most = 2 if padded == 1 else (_X_BYTES_OF_32 if of_32 else _X_BYTES) // chunk_bytes
+    most = 16 // chunk if padded == 1 else (_X_BYTES_OF_32 if of_32 else _X_BYTES) // chunk_bytes
     slots = min(most, -(-wanted // chunk_bytes))
     held = held_tiles(padded, head_dim) if weight_bytes == 2 else 0
     assert held <= chunk, "held tiles are multiplied by the first chunk"
     # One partition's unpacking and multiplying bounds 32 rows of the FFN. A decode step's attention leaves no registers
     # for a second partition.
     multipliers = group_of(padded) if of_32 else 1
-    few = digits and padded <= DIGITS_BATCH
     shape = TileShape(padded, rows, chunk // images, slots, 0, weight_bytes, images, held, multipliers, few)
     free = SHARED_BYTES - shared_bytes(shape, head_dim)
     made = replace(shape, ring=free // (shape.slot_bytes + _BARRIERS_BYTES))
@@ -240,9 +243,10 @@ def shared_bytes(shape: TileShape, head_dim: int) -> int:
     activations = shape.slots * shape.chunk_bytes
     if shape.digits:
         # Scales of activations, and sums of nested weights'; for one sequence of those two of each and of the digits
-        # (widen/halves.py). One sequence's scales beside heads of 128 fit a gap.
+        # (widen/halves.py). Beside 4-bit weights one sequence's scales and heads of 128 fit a gap.
         if shape.weight_bytes != NESTED.weight_bytes:
-            activations += 0 if shape.batch == 1 and head_dim > 64 else activations // 64
+            in_gap = shape.batch == 1 and head_dim > 64 and shape.weight_bytes < 1
+            activations += 0 if in_gap else activations // 64
         elif shape.batch == 1:
             activations += activations + activations * 3 // 32
         else:

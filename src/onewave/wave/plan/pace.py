@@ -28,6 +28,8 @@ _FLIGHT_OF_ONE, _FLIGHT_OF_TWO, _FLIGHT = {0: 4, 2: 4, 4: 5}, 4, 3
 _FLIGHT_OF_COMPACT = 4
 # See sooner: where the output projection merges, and for all else, by the tiles held; for one-byte and compact weights.
 _SOONER_MERGING, _SOONER, _SOONER_OF_BYTES = {0: 2, 2: 3, 4: 7}, {0: 4, 2: 4, 4: 6}, 2
+# The same of int8 weights beside activations in digits, which are multiplied as fast as they come.
+_FLIGHT_OF_DIGITS, _SOONER_OF_DIGITS = 3, 4
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ def in_flight(shape: TileShape, *, attends: bool, merges: bool) -> int:
     attention's splits."""
     if shape.weight_bytes == COMPACT_BYTES:
         return _FLIGHT_OF_COMPACT // shape.images
+    if shape.weight_bytes == 1 and shape.digits:
+        return _FLIGHT_OF_DIGITS * TILE_BYTES // shape.tile_bytes
     of_two = attends and shape.batch == 2 and shape.weight_bytes == 2
     tiles = _FLIGHT_OF_ONE[shape.held] if merges else _FLIGHT_OF_TWO if of_two else _FLIGHT
     return tiles * TILE_BYTES // shape.tile_bytes
@@ -59,6 +63,8 @@ def in_flight(shape: TileShape, *, attends: bool, merges: bool) -> int:
 def sooner(shape: TileShape, *, merges: bool) -> int:
     """Return how many weight tiles before a full ring the slow pace ends. merges: as in in_flight."""
     tiles = (_SOONER_MERGING if merges else _SOONER)[shape.held] if shape.weight_bytes == 2 else _SOONER_OF_BYTES
+    if shape.weight_bytes == 1 and shape.digits:
+        tiles = _SOONER_OF_DIGITS
     return tiles * TILE_BYTES // shape.tile_bytes
 
 

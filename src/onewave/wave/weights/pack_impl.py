@@ -101,15 +101,21 @@ def _unpack_bytes_kernel(
     number, image = tl.program_id(0) // IMAGES, tl.program_id(0) % IMAGES
     place = tl.program_id(1) * PART + tl.arange(0, PART)
     line, column = place // 128, place % 128
-    # The order of rounding.place_in_image and rounding.paired. The gather stays within a tile, which L1 holds.
-    at = (column // 32 * 4 + line // 16) * 8 + line % 8
-    at = ((at * 4 + column // 2 % 4) * 4 + column // 8 % 4) * 4 + column % 2 * 2 + line // 8 % 2
+    # The order of row_bytes.bytes_of_registers, or of rounding.place_in_image and rounding.paired. The gather stays
+    # within a tile, which L1 holds.
+    at = ((column // 32 * 4 + line // 16) * 8 + line % 8) * 4 + column // 2 % 4
+    if FORMAT == 1 and R == 8:
+        at = (at * 4 + column // 8 % 2 * 2 + line // 8 % 2) * 4 + column % 2 * 2 + column // 16 % 2
+    else:
+        at = (at * 4 + column // 8 % 4) * 4 + column % 2 * 2 + line // 8 % 2
     source = (tl.load(places + first_block * tiles + number).to(tl.int64) * IMAGES + image) * 8192
     pair = tl.load((stream + source).to(tl.pointer_type(tl.int16)) + at // 2).to(tl.int32)
     low, high, second = pair & 255, (pair >> 8) & 255, at % 2 > 0
     whole = (first_block + number // tiles) * R + line % R
     scale = tl.load(scales + whole)
-    if FORMAT == 1:
+    if FORMAT == 1 and R == 8:
+        value = (tl.where(second, high, low) << 24 >> 24).to(tl.float32)
+    elif FORMAT == 1:
         magnitude = tl.where(second, high, low) & 127
         value = tl.where(tl.where(second, low, high) > 127, -magnitude, magnitude).to(tl.float32)
     else:

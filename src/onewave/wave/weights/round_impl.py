@@ -163,10 +163,17 @@ def _bytes_kernel(
     numbers = tl.div_rn(weights, tl.broadcast_to(tl.load(scales + whole), [64, 128]))
     numbers = tl.minimum(tl.maximum(tl.where(numbers == numbers, numbers, 0.0), -LARGEST), LARGEST)
     codes = (numbers + _ROUNDING - _ROUNDING).to(tl.int32) if FORMAT == 1 else _e4m3(numbers)
-    # [16 rows, half of them, row in 8, 32 columns, 8 of them, pair, column]
-    cut = tl.reshape(codes, [4, 2, 8, 4, 4, 4, 2])
-    a, b = tl.split(tl.reshape(tl.permute(cut, (3, 0, 2, 5, 4, 6, 1)), [4096, 2]))
-    if FORMAT == 1:  # as rounding.paired has them
+    if FORMAT == 1 and R == 8:  # as row_bytes.bytes_of_registers has them
+        # [16 rows, half of them, row in 8, 32 columns, 16 of them, 8 of them, pair, column]
+        cut = tl.reshape(codes, [4, 2, 8, 4, 2, 2, 4, 2])
+        a, b = tl.split(tl.reshape(tl.permute(cut, (3, 0, 2, 6, 5, 1, 7, 4)), [4096, 2]))
+    else:
+        # [16 rows, half of them, row in 8, 32 columns, 8 of them, pair, column]
+        cut = tl.reshape(codes, [4, 2, 8, 4, 4, 4, 2])
+        a, b = tl.split(tl.reshape(tl.permute(cut, (3, 0, 2, 5, 4, 6, 1)), [4096, 2]))
+    if FORMAT == 1 and R == 8:
+        low, high = a & 255, b & 255
+    elif FORMAT == 1:  # as rounding.paired has them
         low, high = tl.abs(a) | (b & 128), tl.abs(b) | (a & 128)
     else:
         low = ((a & 15) << 4) | (b & 15)

@@ -2,6 +2,7 @@
 
 One byte (wave/weights/rounding.py): masks make pairs of two bytes' bits, too small by a power of two. A product by
 another power of two makes e4m3's own numbers, or int8's over 64. Nothing is rounded: rows' scales multiply the sums.
+Of whole bytes (words.whole_bytes), 128 more are 2^133 times such a number; 2 is taken away with the product.
 
 Four bits (formats/group_nibbles.py): a nibble in the mantissa of 128 is 128 + n. A group's scale times its row's has
 float16's 11 bits. It is the sum of two bfloat16 numbers: of its upper 8 bits and of the others. So (n - 8) times the
@@ -18,7 +19,7 @@ from triton.experimental.gluon import language as gl
 
 from onewave.ops.linear.choose import units_of_words
 from onewave.ops.linear.hopper.packed_values import is_second, taken_apart
-from onewave.wave.kernel.words import group_of, has_minima, is_nested, scale_rows
+from onewave.wave.kernel.words import group_of, has_minima, is_nested, scale_rows, whole_bytes
 
 _LOW_PAIR = {
     1: ("and.b32 x, {0}, 0x807f807f;",),
@@ -79,11 +80,26 @@ def _nibble_pairs(rows: tuple[int, ...], second: int, *, minima: bool) -> Any:
     return _text(lines)
 
 
+def _whole_pairs(lower: int) -> Any:
+    """PTX of pairs of four words' whole bytes, of the upper rows (0) or the lower ones (1), whose words take turns. A
+    word: columns 8 i of either 16 and the pair t."""
+    lines = ["mov.b32 f, 0x7f007f00;", "mov.b32 y, 0xc000c000;"]  # 2^127 and -2, twice
+    for eight in range(4):
+        source = f"${4 + eight % 2 * 2 + lower}"
+        if eight > 1:
+            lines.append(f"shr.u32 x, {source}, 8;")
+            source = "x"
+        lines.append(f"lop3.b32 x, {source}, 0x00ff00ff, 0x00800080, 0x6A;")  # (x & mask) ^ eights
+        lines.append(f"fma.rn.bf16x2 ${eight}, x, f, y;")
+    return _text(lines)
+
+
 _INT8_FIRST, _INT8_SECOND, _INT8_BOTH = (_byte_pairs(1, rows) for rows in ("upper", "lower", "both"))
 _FP8_FIRST, _FP8_SECOND, _FP8_BOTH = (_byte_pairs(2, rows) for rows in ("upper", "lower", "both"))
 _ONE_WITH, _BOTH_WITH = _with(4, 4), _with(8, 4)
 # By the half of 128 columns: of a place with two units the first and the second one's nibbles, or both rows'.
 _ROWS = ((0,), (1,), (0, 1))
+_WHOLE_FIRST, _WHOLE_SECOND = _whole_pairs(0), _whole_pairs(1)
 _FIRST_0, _SECOND_0, _BOTH_0 = (_nibble_pairs(rows, 0, minima=False) for rows in _ROWS)
 _FIRST_1, _SECOND_1, _BOTH_1 = (_nibble_pairs(rows, 1, minima=False) for rows in _ROWS)
 _LEAST_FIRST_0, _LEAST_SECOND_0, _LEAST_BOTH_0 = (_nibble_pairs(rows, 0, minima=True) for rows in _ROWS)
@@ -186,9 +202,10 @@ def taken_turns(upper, lower):
 @gluon.jit
 def byte_pairs(words, place: gl.constexpr, c):
     """Make numbers of a unit's words, in the order of compact_pairs: e4m3's own, or int8's over 64."""
+    WHOLE: gl.constexpr = whole_bytes(c.FORMAT, c.R)
     BOTH: gl.constexpr = _INT8_BOTH if c.FORMAT == 1 else _FP8_BOTH
-    FIRST: gl.constexpr = _INT8_FIRST if c.FORMAT == 1 else _FP8_FIRST
-    SECOND: gl.constexpr = _INT8_SECOND if c.FORMAT == 1 else _FP8_SECOND
+    FIRST: gl.constexpr = _WHOLE_FIRST if WHOLE else _INT8_FIRST if c.FORMAT == 1 else _FP8_FIRST
+    SECOND: gl.constexpr = _WHOLE_SECOND if WHOLE else _INT8_SECOND if c.FORMAT == 1 else _FP8_SECOND
     ONE: gl.constexpr = SECOND if is_second(unit_at(place, c.FORMAT, c.R), c.R) else FIRST
     pairs = ()
     for plane in gl.static_range(2):

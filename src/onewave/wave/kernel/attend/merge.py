@@ -43,6 +43,8 @@ def load_merged(step, site, chunks, chunks_before, activations, c):
     columns = record_word(record, WORD.COLUMNS)
     few = record_word(record, WORD.MERGEABLE)
     word = gl.arange(0, OWN, layout=LINE)
+    if c.FORMAT == 1 and c.MERGE_WORDS == 8:  # digits: columns 16 apart in a thread's two packets
+        word = word % 8 + word // (OWN // 2) * 8 + word % (OWN // 2) // 8 * 16
     length = gl.load(step.sequences.positions).to(gl.int32) + 1
     window = record_word(record, WORD.WINDOW)
     first_key, share, used = split_of_keys(window, record_word(record, WORD.SPLITS), length, c.MERGE_WORDS)
@@ -81,15 +83,18 @@ def load_merged(step, site, chunks, chunks_before, activations, c):
 
 @gluon.jit
 def store_piece(words, place, piece, activations, c):
-    """Store a piece of a chunk in digits: two words of columns 16 apart come into one thread first."""
+    """Store a piece of a chunk in digits: two words of columns 16 apart come into one thread first, if they are not."""
     Q: gl.constexpr = 64 // c.R
     T: gl.constexpr = words.shape[0] // (Q * 64)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    near = gl.reshape(gl.convert_layout(words, pairs_of_sixteen(words.shape[0], c.XW)), [T, Q, 4, 2, 8])
-    even, odd = gl.split(gl.permute(near, (0, 1, 2, 4, 3)))
+    if c.FORMAT == 1 and c.MERGE_WORDS == 8:
+        even, odd = gl.split(gl.permute(gl.reshape(words, [2, words.shape[0] // 2]), (1, 0)))
+    else:
+        near = gl.reshape(gl.convert_layout(words, pairs_of_sixteen(words.shape[0], c.XW)), [T, Q, 4, 2, 8])
+        even, odd = gl.split(gl.permute(near, (0, 1, 2, 4, 3)))
     APART: gl.constexpr = 1 + halves_apart(c.FORMAT, c.NB)
-    digits = digits_of(gl.reshape(even, [T, Q, 32]), gl.reshape(odd, [T, Q, 32]), c.DTYPE)
+    digits = digits_of(gl.reshape(even, [T, Q, 32]), gl.reshape(odd, [T, Q, 32]), c.DTYPE, c.FORMAT)
     digits = digits_in_rows(digits)
     if APART > 1:
         digits = digits_apart(digits)

@@ -1,19 +1,19 @@
-"""Products of 4-bit weights with activations in two digits of eight bits, by the integer tensor cores.
+"""Products of int8 and 4-bit weights with activations in two digits of eight bits, by the integer tensor cores.
 
 An activation is scale * (256 * high + low), both signed bytes, in units of 2^-14 of the power of two at or below the
 largest of 128 columns (two operations of rounding: none of a bfloat16 number within 2^7 of the largest). The exchange
 partition makes the digits while it stores activations. A nibble n becomes the byte 16 (n - 8) by one or two
-instructions for four, where a 16-bit number takes nine for eight. Sums of a group's products are whole numbers, exact
-up to the one float32 that high and low digits make; a group's and the activations' scales multiply it, in the order of
-the columns.
+instructions for four, where a 16-bit number takes nine for eight; an int8 weight is a byte as it lies. Sums of a
+group's products, or of 128 columns', are whole numbers, exact up to the one float32 that high and low digits make; a
+group's and the activations' scales multiply it, in the order of the columns.
 
 Both digits of a sequence are neighbouring columns of operand B, so one thread has both sums. A warp multiplies by the
 columns of few column groups, which would leave half of a product's eight columns unused: digits cost nothing for up to
 four sequences.
 
 A register of operand A is four columns of a row, of k32 the columns' lowest five bits in this order, from the highest:
-8 columns, two pairs, 16 columns, column of a pair (group_nibbles.nibble_images): the activations of an image lie in the
-same order. Constexprs: kernel.py.
+8 columns, two pairs, 16 columns, column of a pair (group_nibbles.nibble_images, row_bytes.bytes_of_registers): the
+activations of an image lie in the same order. Constexprs: kernel.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from onewave.wave.kernel.finish import to_float
 from onewave.wave.kernel.widen.operands import byte_products, parts_of, scales_of
-from onewave.wave.kernel.words import group_of, halves_apart, is_nested, scale_rows
+from onewave.wave.kernel.words import box_rows, group_of, halves_apart, is_nested, scale_rows
 
 # Added to a number below 2^15 in magnitude, its bits end in the number, 128 more.
 _PLACED = gl.constexpr(1.5 * 2**23 + 128)
@@ -76,28 +76,38 @@ def nibble_bytes(values):
 
 
 @gluon.jit
-def digits_of(first, second, DTYPE: gl.constexpr):
+def digits_of(first, second, DTYPE: gl.constexpr, FORMAT: gl.constexpr):
     """Split activations into digits. first, second: words of columns 16 apart, [A, B, 32], 128 columns in both.
 
     Returns words of high and of low digits, likewise, each in the order of operand A's bytes, and the groups' scales,
-    for bytes that are 16 times a weight and sums in the unit of byte_values.lowered: float32 [A, B]; NaN for a group
-    with a number that is not finite. Last come the sums of 32 columns' whole numbers, int32 [A, B, 4].
+    for bytes that are a weight (int8) or 16 times one and sums in the unit of byte_values.lowered: float32 [A, B]; NaN
+    for a group with a number that is not finite. Last come the sums of 32 columns' whole numbers, int32 [A, B, 4].
     """
-    UNIT: gl.constexpr = 24 if DTYPE == gl.float16 else 133 - 64
-    a, a_next = to_float(first, DTYPE)
-    b, b_next = to_float(second, DTYPE)
+    UNIT: gl.constexpr = (24 if DTYPE == gl.float16 else 133 - 64) + (0 if FORMAT == 1 else 4)
+    if FORMAT == 1 and DTYPE != gl.float16:
+        a, a_next = wide_pair(first)
+        b, b_next = wide_pair(second)
+    else:
+        a, a_next = to_float(first, DTYPE)
+        b, b_next = to_float(second, DTYPE)
     largest = larger(larger(a, a_next), larger(b, b_next))
     bits = gl.minimum(gl.max(largest.to(gl.int32, bitcast=True), axis=2), _INFINITE)
     # 127 / 128 of a power of two and more count as the next one, so that the high digit is 127 at most.
-    exponent = gl.maximum((bits + 0x10000) >> 23, 19 + UNIT)
+    exponent = gl.maximum((bits + 0x10000) >> 23, 15 + UNIT)
     factor = gl.expand_dims(((268 - exponent) << 23).to(gl.float32, bitcast=True), 2)
-    scale = gl.where(bits == _INFINITE, -1, (exponent - 18 - UNIT) << 23).to(gl.float32, bitcast=True)
+    scale = gl.where(bits == _INFINITE, -1, (exponent - 14 - UNIT) << 23).to(gl.float32, bitcast=True)
     a, b = placed(a, factor), placed(b, factor)
     a_next, b_next = placed(a_next, factor), placed(b_next, factor)
     high, low = digit_words(a, b, a_next, b_next)
     whole = (a - _PLACED_BITS) + (b - _PLACED_BITS) + (a_next - _PLACED_BITS) + (b_next - _PLACED_BITS)
     sums = gl.sum(gl.reshape(whole, [whole.shape[0], whole.shape[1], 4, 8]), axis=3)
     return high, low, scale, sums
+
+
+@gluon.jit
+def wide_pair(words):
+    """Both bfloat16 numbers of words, float32."""
+    return (words << 16).to(gl.float32, bitcast=True), (words & -65536).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
@@ -203,6 +213,7 @@ def add_digit_images(accs, slots, tile, image, x, rings, c):
     ACC: gl.constexpr = byte_products(PARTS)
     STORED: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    HEIGHT: gl.constexpr = box_rows(c.FORMAT, 1)
     ROWS: gl.constexpr = scale_rows(c.FORMAT)
     GROUPS: gl.constexpr = 128 // group_of(c.FORMAT)
     at = tile * c.IMAGES + image
@@ -211,11 +222,15 @@ def add_digit_images(accs, slots, tile, image, x, rings, c):
     made = ()
     for block in gl.static_range(len(accs)):
         acc = accs[block]
-        values = rings[0].index(slots[block])._reinterpret(gl.int8, [c.IMAGES * 32, 128], STORED)
-        scales = rings[1].index(slots[block])._reinterpret(gl.float16, [c.IMAGES * ROWS, 4, 8, 2], PLAIN)
-        products = digit_products(values.slice(image * 32, 32), b, ACC, c)
+        values = rings[0].index(slots[block])._reinterpret(gl.int8, [c.IMAGES * HEIGHT, 128], STORED)
+        if c.FORMAT > 1:
+            scales = rings[1].index(slots[block])._reinterpret(gl.float16, [c.IMAGES * ROWS, 4, 8, 2], PLAIN)
+        products = digit_products(values.slice(image * HEIGHT, HEIGHT), b, ACC, c)
         for group in gl.static_range(GROUPS):
-            acc += (scales_of(scales.index(image * ROWS + group), acc) * of_x) * joined_digits(products[group])
+            factor = of_x
+            if c.FORMAT > 1:
+                factor = scales_of(scales.index(image * ROWS + group), acc) * of_x
+            acc += factor * joined_digits(products[group])
         made = made + (acc,)
     return made
 
@@ -223,17 +238,17 @@ def add_digit_images(accs, slots, tile, image, x, rings, c):
 @gluon.jit
 def digit_products(values, b, ACC: gl.constexpr, c):
     """Sum an image's bytes times digits, group by group: a tuple of int32 sums. values: int8 [32, 128] in shared
-    memory. b: digits of its 128 columns, operand B."""
+    memory, or [64, 128] of one-byte weights. b: digits of its 128 columns, operand B."""
     first, second = halves_of(b)
     zero = gl.zeros([b.shape[0], 64 // b.shape[0], b.shape[2]], gl.int32, ACC)
     if group_of(c.FORMAT) == 32:
         b0, b1 = halves_of(first)
         b2, b3 = halves_of(second)
-        low0, high0 = digit_operands(values.slice(0, 16), b.shape[0], ACC)
-        low1, high1 = digit_operands(values.slice(16, 16), b.shape[0], ACC)
+        low0, high0 = digit_operands(values.slice(0, 16), b.shape[0], ACC, c)
+        low1, high1 = digit_operands(values.slice(16, 16), b.shape[0], ACC, c)
         return mma_v2(low0, b0, zero), mma_v2(low1, b1, zero), mma_v2(high0, b2, zero), mma_v2(high1, b3, zero)
     else:
-        low, high = digit_operands(values, b.shape[0], ACC)
+        low, high = digit_operands(values, b.shape[0], ACC, c)
         if group_of(c.FORMAT) == 64:
             return mma_v2(low, first, zero), mma_v2(high, second, zero)
         else:
@@ -252,19 +267,24 @@ def halves_of(b):
 
 
 @gluon.jit
-def digit_operands(values, PARTS: gl.constexpr, ACC: gl.constexpr):
+def digit_operands(values, PARTS: gl.constexpr, ACC: gl.constexpr, c):
     """Load an image's bytes, int8 [rows, 128], and build operands A, [PARTS, 64 / PARTS, K], of both halves of the
     columns. No value moves between threads."""
     BYTES: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
-    low, high = nibble_bytes(values.load(BYTES))
-    return digit_operand(low, PARTS, ACC), digit_operand(high, PARTS, ACC)
+    if c.FORMAT == 1:
+        low = values.slice(0, 32).load(BYTES)
+        high = values.slice(32, 32).load(BYTES)
+    else:
+        low, high = nibble_bytes(values.load(BYTES))
+    HALF: gl.constexpr = 5 if c.FORMAT == 1 else 4
+    return digit_operand(low, PARTS, ACC, HALF), digit_operand(high, PARTS, ACC, HALF)
 
 
 @gluon.jit
-def digit_operand(values, PARTS: gl.constexpr, ACC: gl.constexpr):
-    """Build an operand A of bytes in the order of an image."""
+def digit_operand(values, PARTS: gl.constexpr, ACC: gl.constexpr, HALF: gl.constexpr = 4):
+    """Build an operand A of bytes in the order of an image. HALF: 5 where 8 columns come before half of 16 rows."""
     PASSES: gl.constexpr = values.shape[0] // 16
     # [32 columns, 16 rows, row in 8, two pairs of columns, half of 16 rows, 8 columns, 16 columns and column of a pair]
-    a = gl.permute(gl.reshape(values, [PASSES, 4, 8, 4, 2, 2, 4]), (1, 4, 2, 0, 5, 3, 6))
+    a = gl.permute(gl.reshape(values, [PASSES, 4, 8, 4, 2, 2, 4]), (1, HALF, 2, 0, 9 - HALF, 3, 6))
     a = gl.reshape(a, [PARTS, 64 // PARTS, 32 * PASSES])
     return gl.convert_layout(a, gl.DotOperandLayout(0, ACC, 4), assert_trivial=True)

@@ -5,6 +5,7 @@ A tile of one-byte weights is one or two images of 8 KiB, side by side. An image
 (rounding.bytes_of_threads) gives a thread, by 16-byte loads without bank conflicts, the bits of its own registers of A:
 no value crosses threads. Widening four values takes a few instructions, up to a power of two (byte_values.py). Compact
 weights (compact.py) are thirteen words a 32 numbers; their tiles have lists of numbers that are multiplied one by one.
+Of one sequence int8 weights are bytes for the integer tensor cores instead (digits.py).
 
 Why mma.sync and not wgmma: nothing may write wgmma's operands in registers while it runs, so it needs more registers
 than attention leaves, and gains nothing where they are left (docs/log/weight-formats.md).
@@ -154,10 +155,10 @@ def multiply_blocks(accs, counts, at, channels, c, OWN: gl.constexpr, DIGITS: gl
                 )
             elif c.MULTIPLIERS == 1:
                 acc0, slot, phase = multiply_bytes(acc0, count, chunk, x, slot, phase, ring, c)
-            if c.FORMAT < 4 and c.MULTIPLIERS == 1 and c.G > 1:
+            if c.FORMAT < 4 and c.MULTIPLIERS == 1 and c.G > 1 and DIGITS == 0:
                 there = gl.where(block + 1 < blocks, count, 0)
                 acc1, slot, phase = multiply_bytes(acc1, there, chunk, x, slot, phase, ring, c)
-            if c.FORMAT < 4 and c.MULTIPLIERS == 1 and c.G > 2:
+            if c.FORMAT < 4 and c.MULTIPLIERS == 1 and c.G > 2 and DIGITS == 0:
                 there = gl.where(block + 2 < blocks, count, 0)
                 acc2, slot, phase = multiply_bytes(acc2, there, chunk, x, slot, phase, ring, c)
                 there = gl.where(block + 3 < blocks, count, 0)
