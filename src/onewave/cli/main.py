@@ -3,7 +3,7 @@
 exit status   meaning
 0             done
 1             internal error, or output that can't be written: one line on stderr, the traceback with --debug
-2             bad input: one line on stderr
+2             bad input, or too little memory: one line on stderr
 130           interrupted by Ctrl-C
 141           the reader of the output has gone (as a shell reports SIGPIPE)
 

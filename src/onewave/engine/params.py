@@ -89,7 +89,7 @@ class SamplingParams:
         made: dict[str, object] = {
             "logit_bias": _biases(self.logit_bias),
             "stop": _stops(self.stop),
-            "stop_token_ids": _ids("stop_token_ids", self.stop_token_ids),
+            "stop_token_ids": _ids(self.stop_token_ids),
             "structured_outputs": StructuredOutputsParams.of(self.structured_outputs),
         }
         # Most have their default, which needs no look.
@@ -174,10 +174,10 @@ def _stops(value: object) -> tuple[str, ...]:
     return tuple(cast("list[str]", found))
 
 
-def _ids(name: str, value: object) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(whole(name, item, 0, _MAX, extra=" in a list") for item in items(name, value, "a list of token ids"))
+def _ids(value: object) -> tuple[int, ...]:
+    name = "stop_token_ids"
+    found = () if value is None else items(name, value, "a list of token ids")
+    return tuple(whole(name, item, 0, _MAX, extra=" in a list") for item in found)
 
 
 def _biases(value: object) -> dict[int, float] | None:
