@@ -81,12 +81,15 @@ def prepared(function: Callable[_Given, _Result]) -> PreparedOperator[_Given, _R
 
     def bound(*args: _Given.args, **named: _Given.kwargs) -> tuple[Callable[[], None], _Result] | None:
         values: tuple[Any, ...] = (*args, *named.values())
-        for _ in range(3):  # of which the second is recorded
+        for _ in range(3):  # of which the first, or the second, is recorded
             tensors: list[Tensor] = []
             addresses: list[int] = []
-            known = forms.get(_form(values, tuple(named), tensors, addresses))
+            form = _form(values, tuple(named), tensors, addresses)
+            known = forms.get(form)
             if known is not None and not isinstance(known, _Seen):
                 return None if known.has_hooks() else known.bound(tensors, addresses)
+            if known is None and len(forms) < _MAX_FORMS:
+                forms[form] = _Seen.ONCE
             call(*args, **named)
         return None
 

@@ -47,9 +47,9 @@ class Scheduler:
         self._leaders: dict[Hashable, Scheduled] = {}
         self._clock = DecodeClock()
         self._rows: tuple[Scheduled, ...] | None = ()
-        # Steps until one of these rows has all its tokens, and steps that need no further block: known, so that a step
-        # asks no row.
-        self._steps_to_limit = self._steps_within_blocks = 0
+        # The clock's steps when one of these rows has asked for all its tokens, and steps from now on that need no
+        # further block: known, so that a step asks no row.
+        self._rows_until = self._steps_within_blocks = 0
         # Whether the first in turn found no blocks, and none came free since.
         self._starved = False
         self._prompts_last = False
@@ -132,19 +132,19 @@ class Scheduler:
             self._seal(sequence, sequence.done - tokens)
             if not sequence.left:
                 self._prompts.remove(sequence)
-                sequence.begun = self._clock.steps
+                sequence.last = self._clock.steps + sequence.limit - 1
                 self._rows = None
         if plan.rows:
             self._clock.steps += 1
             self._steps_within_blocks = max(0, self._steps_within_blocks - 1)
-            self._steps_to_limit -= 1
-            if self._steps_to_limit == 0:
+            if self._clock.steps == self._rows_until:
                 self._rows = None
 
     def _decoding(self) -> tuple[Scheduled, ...]:
         if self._rows is None:
-            rows = self._rows = tuple([each for each in self._running.values() if each.decodes])
-            self._steps_to_limit = min([each.limit - each.launched for each in rows], default=0)
+            now = self._clock.steps
+            self._rows = tuple([e for e in self._running.values() if e.last is not None and e.last > now])
+            self._rows_until = min([e.last for e in self._rows if e.last is not None], default=now)
             self._steps_within_blocks = 0
         return self._rows
 
@@ -285,5 +285,5 @@ class Scheduler:
         if self._leaders.get(sequence.group) is sequence:
             del self._leaders[sequence.group]
         self.pool.release(sequence.blocks)
-        sequence.slot, sequence.blocks, sequence.done, sequence.begun = None, [], 0, None
+        sequence.slot, sequence.blocks, sequence.done, sequence.last = None, [], 0, None
         self._rows, self._starved = None, False

@@ -20,7 +20,7 @@ class Scheduled:
     alone: its pass holds no other prompt and takes nothing from the cache, as the logits of all its tokens are wanted.
 
     The scheduler's: order (of arrival), slot (None while it waits), blocks, done (prompt tokens in the cache), clock,
-    begun (its steps when the prompt was through, the last time; None before), num_cached (prompt tokens that it did not
+    last (its steps when the last token is asked for; None until the prompt is through), num_cached (prompt tokens that it did not
     have to run, the first time), keys (of its prompt's first full blocks, as far as they were asked for). The engine's:
     replays (whether it is fed tokens that it has generated before it was preempted).
     """
@@ -37,7 +37,7 @@ class Scheduled:
     blocks: list[int] = field(default_factory=list[int])
     done: int = 0
     clock: DecodeClock = field(default_factory=DecodeClock)
-    begun: int | None = None
+    last: int | None = None
     num_cached: int | None = None
     keys: list[bytes] = field(default_factory=list[bytes])
     replays: bool = False
@@ -56,12 +56,7 @@ class Scheduled:
     def launched(self) -> int:
         """Tokens that the device has been asked for since its prompt ran last: one of the prompt and, as every step has
         all rows, one of each step since."""
-        return 0 if self.begun is None else min(self.limit, 1 + self.clock.steps - self.begun)
-
-    @property
-    def decodes(self) -> bool:
-        """Whether its prompt is through and tokens are left to ask for."""
-        return 0 < self.launched < self.limit
+        return 0 if self.last is None else self.limit - max(0, self.last - self.clock.steps)
 
     @property
     def slot_now(self) -> int:
