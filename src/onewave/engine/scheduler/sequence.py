@@ -20,9 +20,9 @@ class Scheduled:
     alone: its pass holds no other prompt and takes nothing from the cache, as the logits of all its tokens are wanted.
 
     The scheduler's: order (of arrival), slot (None while it waits), blocks, done (prompt tokens in the cache), clock,
-    last (its steps when the last token is asked for; None until the prompt is through), num_cached (prompt tokens that it did not
-    have to run, the first time), keys (of its prompt's first full blocks, as far as they were asked for). The engine's:
-    replays (whether it is fed tokens that it has generated before it was preempted).
+    last (its steps when the last token is asked for; None until the prompt is through), num_cached (prompt tokens that
+    it did not have to run, the first time), keys (of its prompt's first full blocks, as far as they were asked for).
+    The engine's: replays (whether it is fed tokens that it has generated before it was preempted).
     """
 
     owner: Hashable
