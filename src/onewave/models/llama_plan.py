@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -38,7 +39,7 @@ from onewave.wave.plan.layout import (
 from onewave.wave.plan.operations import INPUT, OUTPUT, AnyOperation, Attention, Combination, HeadGroups, Operation
 from onewave.wave.plan.pace import Pace, pace_of
 from onewave.wave.plan.program import WaveProgram, build_program
-from onewave.wave.plan.slices import NUM_SMS, passes, slices_of
+from onewave.wave.plan.slices import NUM_SMS, passes, passes_once, slices_of
 
 # Attention tasks of a layer: about one an SM of today's GPUs, and a power of two a sequence and head. More tasks cost
 # merging, fewer leave SMs without keys to read.
@@ -225,13 +226,16 @@ def head_groups(step: DecodeStep, splits: int | None = None) -> HeadGroups:
 
 def _shape(step: DecodeStep, slices: int | None = None) -> TileShape:
     config, padded, weight_bytes = step.config, step.padded, step.weight_bytes
-    columns = max(config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
+    row_columns = max(config.hidden_size, config.num_heads * config.head_dim)
 
     def made(images: int) -> TileShape:
-        shape = tile_shape(
-            padded, head_dim=config.head_dim, columns=columns, weight_bytes=weight_bytes, images=images,
-            digits=step.digits,
+        tiling = partial(
+            tile_shape, padded, head_dim=config.head_dim, weight_bytes=weight_bytes, images=images,
+            digits=row_columns if step.digits else 0,
         )  # fmt: skip
+        shape = tiling(columns=max(row_columns, config.intermediate_size))
+        if passes_once(config.hidden_size, shape):
+            return tiling(columns=row_columns)
         if shape.held and (slices or slices_of(config.hidden_size, config.intermediate_size, shape)) > 1:
             return replace(shape, held=held_tiles(padded, config.head_dim, crowded=True))
         return shape

@@ -224,6 +224,8 @@ def load_activations(step, site, source, chunks, chunks_before, activations, c):
         begin = step.sets.current + first + column
     squares = sum_in_threads(gl.zeros([N, c.PC * 64], gl.float32, LX), c)
     gains = 0
+    # Before the poll, after which other thread blocks wait for this one. Batches' registers would be short.
+    EARLY: gl.constexpr = c.FORMAT > 3 and c.D > 0 and c.NB == 1
     if c.FORMAT > 3 and c.D > 0:
         gains = gains_of(step, flags)
     for chunk in range(chunks):
@@ -234,6 +236,8 @@ def load_activations(step, site, source, chunks, chunks_before, activations, c):
         at = in_slice + chunk * (c.PC * Q * 64)
         pointers = (begin + (row * stride)[:, None] + at).to(gl.int64)
         pointers = gl.where((at < columns) & (sequence < batch), pointers, 0)
+        if EARLY:
+            gain = load_gains(gains, at, (at < columns) & (gains != 0))
         if c.SYNC == 1:
             words = load_words(pointers, WORDS)
         else:
@@ -241,11 +245,14 @@ def load_activations(step, site, source, chunks, chunks_before, activations, c):
                 words = load_words(pointers, WORDS)
             else:
                 words = poll_words(pointers, site.watch, site.block, site.step, WORDS)
+        plain = words
         if c.FORMAT > 3 and c.D > 0:
             if gains != 0:
                 low, high = to_float(words, c.DTYPE)
-                squares += sum_in_threads(low * low + high * high, c)
-                words = gained(low, high, gains, at, at < columns, c.DTYPE)
+                if not EARLY:
+                    squares += sum_in_threads(low * low + high * high, c)
+                    gain = load_gains(gains, at, at < columns)
+                words = gained(low, high, gain, c.DTYPE)
         if c.NB > 2:  # the place may be free only when the chunk has come
             mbarrier.wait(activations.empty.index(place), parity)
         stored = activations.places[0].index(place)._reinterpret(gl.int32, [N, c.PC * 64], STORED)
@@ -267,10 +274,10 @@ def load_activations(step, site, source, chunks, chunks_before, activations, c):
         gl.thread_barrier()
         if c.D > 0:
             norms = flags & FLAG.NORM
-            if c.FORMAT > 3:
+            if c.FORMAT > 3 and not EARLY:
                 norms = gl.where(gains == 0, norms, 0)
             if norms:  # a branch, which also keeps this work after the arrival
-                low, high = to_float(words, c.DTYPE)
+                low, high = to_float(plain if EARLY else words, c.DTYPE)
                 squares += sum_in_threads(low * low + high * high, c)
     inverse = gl.full([c.NB], 1.0, gl.float32, results_over_sequences(c.R, c.G, c.XW))
     if c.D > 0:
@@ -304,10 +311,15 @@ def gains_of(step, flags):
 
 
 @gluon.jit
-def gained(low, high, gains, at, real, DTYPE: gl.constexpr):
-    """Multiply activations by their columns' gains, rounded to DTYPE: words. at: of each word of a row."""
-    words = gl.load(gains.to(gl.pointer_type(gl.int32)) + at, mask=real, other=0)
-    first, second = to_float(words, DTYPE)
+def load_gains(gains, at, wanted):
+    """Load the words of gains beside words of activations. at: of each word of a row."""
+    return gl.load(gains.to(gl.pointer_type(gl.int32)) + at, mask=wanted, other=0)
+
+
+@gluon.jit
+def gained(low, high, gains, DTYPE: gl.constexpr):
+    """Multiply activations by the gains in these words, rounded to DTYPE: words."""
+    first, second = to_float(gains, DTYPE)
     return bits16(low * first, DTYPE) | (bits16(high * second, DTYPE) << 16)
 
 

@@ -157,13 +157,14 @@ def tile_shape(
     columns: int = 16384,
     weight_bytes: float = 2,
     images: int = 1,
-    digits: bool = False,
+    digits: int = 0,
 ) -> TileShape:
     """Choose the tiling for a batch of 1 to 64 sequences.
 
     rows: of a tile, 8 to 64; None: by the batch. head_dim: of a decode step, where attention takes shared memory too
-    (0: no attention). columns: of the longest activations; the ring is as deep as they allow. weight_bytes, images: 2
-    and 1, or for one-byte weights 1 and 1 or 2. digits: WeightFormat's. Raises UnsupportedError.
+    (0: no attention). columns: of the longest activations that need not pass through shared memory; the ring is as deep
+    as they allow. weight_bytes, images: 2 and 1, or for one-byte weights 1 and 1 or 2. digits: columns of most
+    products' activations where these are in digits; 0 elsewhere. Raises UnsupportedError.
     """
     if not 1 <= batch <= MAX_ROWS:
         raise UnsupportedError("wave: batch", got=str(batch), allowed=f"1 to {MAX_ROWS}")
@@ -178,12 +179,14 @@ def tile_shape(
     # A thread polls 16 words a chunk, or 32 where one sequence's row would take several chunks otherwise.
     of_32 = weight_bytes == COMPACT_BYTES and padded == 32 and rows == 64 and head_dim == 0
     chunk = (64 if width < 32 or of_32 else 128) // width
-    few = digits and padded <= (DIGITS_BATCH if weight_bytes < 1 else DIGITS_BATCH_OF_BYTES)
-    if few and weight_bytes == 1:
-        # Digits of less at a time: products begin sooner, and most rows fill a chunk.
-        chunk //= 2
+    few = digits > 0
+    if few:  # no longer than most rows: digits are made of a whole chunk. A thread has eight words at least.
+        needed = -(-digits * rows // TILE_VALUES)
+        chunk = min(chunk, max(1 << (needed - 1).bit_length(), 32 // width, images))
     chunk_bytes = chunk * width * 256
-    wanted = max(2 * padded * columns, _warps_bytes(head_dim))
+    # Nested weights' digits lie there twice, for one sequence (widen/halves.py).
+    halves = 2 if few and padded == 1 and weight_bytes == NESTED.weight_bytes else 1
+    wanted = max(2 * padded * columns, _warps_bytes(head_dim) // halves, 2 * chunk_bytes if few else 0)
     # For one sequence 16,384 columns are enough: a deeper ring gains more.
     most = 16 // chunk if padded == 1 else (_X_BYTES_OF_32 if of_32 else _X_BYTES) // chunk_bytes
     slots = min(most, -(-wanted // chunk_bytes))

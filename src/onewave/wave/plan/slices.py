@@ -41,7 +41,8 @@ def slices_of(rows: int, cols: int, shape: TileShape, *, reading: bool = False) 
     """
     blocks, tiles = cuts(rows, shape.rows), cuts(cols, shape.cols)
     if shape.batch <= 2:
-        return 1 if _MIN_ROW_BLOCKS <= blocks <= NUM_SMS else fitting_slices(cols, shape)
+        single = _MIN_ROW_BLOCKS <= blocks <= NUM_SMS or passes_once(rows, shape)
+        return 1 if single else fitting_slices(cols, shape)
 
     def cost(slices: int) -> float:
         sums = _TILES_OF_A_SUM + _TILES_OF_A_SLICE * slices if slices > 1 else 0
@@ -69,6 +70,12 @@ def _largest_share(blocks: int, tiles: int, slices: int) -> tuple[int, int]:
 def fitting_slices(cols: int, shape: TileShape) -> int:
     """Return the fewest slices of K with activations that fit shared memory."""
     return cuts(cuts(cols, shape.cols), shape.max_tiles)
+
+
+def passes_once(rows: int, shape: TileShape) -> bool:
+    """Say whether one sequence's activations in digits may pass through shared memory at no cost: most workers have
+    one group of row blocks."""
+    return shape.digits and shape.batch == 1 and cuts(rows, shape.rows * NUM_SMS) <= shape.group
 
 
 def passes(cols: int, slices: int, shape: TileShape) -> bool:
