@@ -175,3 +175,28 @@ def test_graphs_after_a_clear_have_a_pool_of_their_own(monkeypatch: pytest.Monke
     pool = made.passes._pool
     made.passes.clear()
     assert made.passes._pool != pool
+
+
+@pytest.mark.parametrize(
+    ("chunks", "sequences"),
+    [
+        ([PromptChunk(0, [7] * 32, 4096)], 1),
+        ([PromptChunk(0, [7], 1024)], 1),
+        ([PromptChunk(0, [7] * 32, 1023)], MAX_SEQUENCES),
+        ([PromptChunk(0, [7] * 65, 4096)], MAX_SEQUENCES),
+        ([PromptChunk(0, [7] * 16, 4096), PromptChunk(1, [7] * 16, 4096)], MAX_SEQUENCES),
+    ],
+)
+def test_a_short_chunk_alone_behind_many_tokens_has_a_bucket_of_one_sequence(
+    monkeypatch: pytest.MonkeyPatch, chunks: list[PromptChunk], sequences: int
+) -> None:
+    passes, batches = _Passes(monkeypatch).passes, list[Any]()
+    forward = passes._model.forward
+    monkeypatch.setattr(passes._model, "forward", lambda batch, kv: batches.append(batch) or forward(batch, kv))
+    passes.run([PromptChunk(0, [7] * sum(len(chunk.token_ids) for chunk in chunks))])  # the same size, another bucket
+    passes.run(chunks)
+    rows = batches[-1].rows
+    assert len(rows.sequences) == sequences
+    assert len(rows.starts_q) == len(rows.starts_k) == sequences + 1
+    assert rows.starts_k[len(chunks)] == sum(chunk.end for chunk in chunks)
+    assert len(rows.last) == len(batches[0].rows.last)
