@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from onewave.base.weight_formats import NESTED
 from onewave.wave.plan.layout import COMPACT_BYTES, TILE_BYTES, TileShape
 from onewave.wave.plan.operations import AnyOperation, Attention, Operation
 from onewave.wave.plan.steps import ProductStep, Step
@@ -84,8 +85,10 @@ def slack_runs(
     """Return the first and the last of each run of a lane's tiles that have slack.
 
     They are the tiles after attention, with those of the product there if it is short, and some before it, if that is
-    short as well (_earlier).
+    short as well (_earlier). None beside one sequence's digits in smaller tiles: one of these at a time is too slow.
     """
+    if shape.digits and shape.batch == 1 and shape.weight_bytes < NESTED.weight_bytes and shape.tile_bytes < TILE_BYTES:
+        return []
     short = _SHORT * TILE_BYTES // shape.tile_bytes
     found: list[int] = []
     count = 0
