@@ -92,7 +92,7 @@ def of_stream(model: Llama, stream: WeightStream) -> Llama:
         (NIBBLES[32, True], 8, {"head": 2, "o0": 4, "qkv0": 2}),
         slow(NIBBLES[64, True], 1, {"head": 2, "gate_up0": 2}),
         slow(NIBBLES[32, False], 2, {"down0": 2, "qkv0": 4}),
-        (NESTED, 1, {"head": 2, "qkv0": 2, "down0": SIX_BITS}),
+        (NESTED, 1, {"head": 2, "qkv0": 2, "down0": SIX_BITS, "gate_up0": 4}),
         (NESTED, 4, {"down0": 2, "o0": 4, "head": SIX_BITS}),
         (NESTED, 16, {"down0": SIX_BITS, "gate_up0": SIX_BITS}),
     ],
