@@ -12,7 +12,16 @@ from onewave.base.weight_formats import find_format
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.config.read import builtin_config
 from onewave.models.llama_plan import DecodeStep, deal_decode, plan_decode
-from onewave.models.step_plan import StepPlan, check_plan_fits, is_plan, plan_of, prove_plan, read_plan
+from onewave.models.step_plan import (
+    StepPlan,
+    check_plan_fits,
+    check_ring,
+    is_plan,
+    plan_of,
+    prove_dealt,
+    prove_plan,
+    read_plan,
+)
 from onewave.tiles.proof.interpret import interpret
 from onewave.wave.plan.program_file import program_bytes
 
@@ -114,6 +123,18 @@ def test_a_broken_plan_is_refused_with_what_shows_it(kind: str, edit: Callable[[
         prove_plan(CONFIG, edited(PLAN, edit))
     assert refused.value.kind == kind
     assert refused.value.witness
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_ring_too_short_for_tiles_of_two_row_blocks_is_refused(weights: str) -> None:
+    # Four tiles of one operand a chunk.
+    config = replace(CONFIG, hidden_size=3008, intermediate_size=3008)
+    dealt = deal_decode(DecodeStep(config, 1, find_format(weights)), workers=2)
+    assert dealt.shape.chunk == 4
+    check_ring(replace(dealt.shape, ring=5))
+    with pytest.raises(VerificationError, match="4 tiles has no room for tiles of two row blocks, 4 apart") as refused:
+        prove_dealt(replace(dealt, shape=replace(dealt.shape, ring=4)))
+    assert refused.value.kind == "memory"
 
 
 def swap_shares(facts: dict[str, Any], name: str) -> None:

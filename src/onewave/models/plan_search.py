@@ -16,7 +16,7 @@ import numpy as np
 
 from onewave.base.errors import OnewaveError
 from onewave.models.llama_plan import STREAM, DecodePlan, DecodeStep, StepChanges, deal_decode, workers_for
-from onewave.models.step_plan import StepPlan, plan_of, prove_dealt
+from onewave.models.step_plan import StepPlan, check_ring, plan_of, prove_dealt
 from onewave.models.wave_prediction import WaveCosts, kept_costs, predict_plan
 from onewave.tiles.sim.fit import Floats, lane_lags
 
@@ -109,6 +109,7 @@ def search_plans(
 
     def tried(changes: StepChanges, workers: int) -> Candidate:
         dealt = deal_decode(shallow, workers=workers, context=asked.context, changes=changes)
+        check_ring(dealt.shape)
         step = predict_plan(dealt, costs)
         late = {stage: lane_lags(step, {STREAM: "down"}.get(stage, stage)) for stage in _STAGES}
         return Candidate(changes, workers, step.makespan * 1e-9, late)

@@ -201,12 +201,24 @@ def prove_dealt(dealt: DealtStep) -> DecodePlan:
     Where the default proof, by stages, finds a cycle, the exact one, tile by tile, decides. Raises VerificationError
     with what shows that the plan can't run, UnsupportedError.
     """
+    check_ring(dealt.shape)
     try:
         return dealt.proved()
     except VerificationError as error:
         if error.kind != "deadlock":
             raise
     return dealt.proved("tile")
+
+
+def check_ring(shape: TileShape) -> None:
+    """Refuse a ring in which the multiplying warps would wait for ever. Raises VerificationError (memory).
+
+    Of 4-bit weights and beside digits they take tiles of two row blocks at a time, a chunk apart
+    (kernel/widen/groups.add_two).
+    """
+    if (shape.digits or shape.weight_bytes < 1) and shape.ring <= shape.chunk:
+        message = f"a ring of {shape.ring} tiles has no room for tiles of two row blocks, {shape.chunk} apart"
+        raise VerificationError("memory", message, {"ring": shape.ring, "chunk": shape.chunk})
 
 
 def _parts(step: DecodeStep, plan: StepPlan) -> tuple[dict[str, AnyOperation], HeadGroups, TileShape]:
