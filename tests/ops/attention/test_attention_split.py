@@ -76,9 +76,11 @@ def test_few_queries_behind_many_keys_give_attention(
         (32, {"causal": False}, False),
         (32, {"return_lse": True}, False),
         (32, {"sinks": True}, False),
+        (32, {"keys": 0}, False),
     ],
 )
 def test_one_short_chunk_over_many_keys_in_pages_is_split(tokens: int, options: dict[str, Any], splits: bool) -> None:
     given = {"causal": True, "page_size": PAGE, "max_seqlen_k": 5120} | options
-    told = explain("attention_varlen", (tokens, 32, 128), (5120, 8, 128), dtype="bf16", device="cuda:sm_90", **given)
+    keys = given.pop("keys", 5120)
+    told = explain("attention_varlen", (tokens, 32, 128), (keys, 8, 128), dtype="bf16", device="cuda:sm_90", **given)
     assert ("split/kernel.py" in str(told)) is splits

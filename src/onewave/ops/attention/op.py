@@ -119,7 +119,8 @@ def attention_varlen(
     entries of neither. Hopper's kernel reads pages of 16, 32, 64, 128 or 256 keys in place, a CPU's loops any (float32,
     head_dim a multiple of 16, no softcap, sinks, ALiBi or bias; a row's bits depend on its own sequence alone); others
     get a copy. One sequence of at most 64 tokens over 1,024 keys and more takes two kernels that share its keys among
-    the SMs, with the same bits: bf16, head_dim 128, pages of 128, causal alone.
+    the SMs, with the same bits: bf16, head_dim 128, pages of 128, causal alone, and no more than 64 MiB of weights
+    (64 tokens of 32 heads: 16,384 keys).
     On a CPU, and with ONEWAVE_DEBUG=1, which synchronises, contents of both are checked. Raises ShapeError,
     UnsupportedError, InvalidArgumentError.
     """

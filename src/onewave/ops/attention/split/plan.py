@@ -28,6 +28,8 @@ def suits_split(facts: Facts) -> bool:
     wanted = facts.options
     if facts.tokens is None or facts.tokens > min(MAX_TOKENS, facts.num_queries) or facts.num_keys < MIN_KEYS:
         return False
+    if not facts.keys_by_tma:  # no pages: nothing to describe
+        return False
     causal = wanted.right == 0 and wanted.left is None and not wanted.top_left and wanted.softcap is None
     row_tiles, key_tiles = tiles_of(facts.tokens, facts.group, facts.num_keys)
     weight_bytes = 2 * ROWS * KEYS * row_tiles * key_tiles * facts.num_kv_heads
