@@ -105,6 +105,7 @@ def test_thoughts_and_forms(client: Any) -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
+        ({"background": 0}, "background"),
         ({"input": []}, "input"),
         ({"input": [{"type": "image_generation_call"}]}, "An item should have type message"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "'input_text'"),

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from onewave.base.errors import InvalidArgumentError
 from onewave.engine.grammar.params import StructuredOutputsParams
@@ -122,6 +122,13 @@ class ReasoningOptions(Strict):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+def _not_number(given: Any) -> Any:
+    """Refuse 0, which a Literal takes for False."""
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        raise ValueError("Input should be a boolean")
+    return given
+
+
 class ResponsesRequest(Unread, Generating):
     """A conversation to answer. Fields that would need a memory of the server's are refused."""
 
@@ -137,7 +144,7 @@ class ResponsesRequest(Unread, Generating):
     reasoning: ReasoningOptions | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None
     truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
+    background: Annotated[Literal[False] | None, BeforeValidator(_not_number)] = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
