@@ -69,6 +69,12 @@ def test_what_is_no_request_ends_the_connection(serving: Serving, data: bytes) -
     assert json.loads(found.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
 
 
+def test_a_target_without_a_path_is_named(serving: Serving) -> None:
+    found = serving.raw(b"GET http://a" + LAST[12:])
+    message = json.loads(found.partition(b"\r\n\r\n")[2])["error"]["message"]
+    assert message == "no valid HTTP request: target b'http://a'; supported: a path, or a URL with one"
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [

@@ -73,14 +73,18 @@ def test_a_client_that_goes_frees_its_slots_after_the_step_under_way(
     assert is_idle(serving)
 
 
+@pytest.mark.parametrize("at_once", [True, False])
 def test_a_client_that_goes_leaves_no_request_behind_that_another_one_follows(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, at_once: bool
 ) -> None:
     gate, body = Gate(monkeypatch), json.dumps({**BODY, "stream": True}).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     with serving.connect() as connection:
-        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body + head.encode() + b"\r\n")
+        first, second = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body, f"{head}\r\n".encode()
+        connection.sendall(first + second if at_once else first)
         until(gate.waiting.is_set)
+        if not at_once:
+            connection.sendall(second)
     until(lambda: serving.served.engine.num_requests == 0)
     gate.permits.release()
     assert is_idle(serving)

@@ -56,8 +56,9 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            cause = error.__context__  # what a callback raised
-            self._refuse(cause if isinstance(cause, ApiError) else _invalid(str(cause or error)))
+            cause = error.__context__  # what a callback raised: uvicorn's for what follows alone
+            target = f"target {self.url!r}; supported: a path, or a URL with one" if cause else str(error)
+            self._refuse(cause if isinstance(cause, ApiError) else _invalid(target))
         except ApiError as error:
             self._refuse(error)
         if not self._due and self.timeout_keep_alive_task is not self._deadline:
@@ -79,6 +80,7 @@ class Connection(HttpToolsProtocol):
         self.headers = []  # trailers go there, not into the request's
         cycle: Any = self.cycle
         self._due.append(cycle)
+        self.flow.resume_reading()  # paused by uvicorn behind another request: that its client has gone is to be read
         if version == "1.0":
             cycle.chunked_encoding = cycle.waiting_for_100_continue = False
             cycle.send = partial(_send_until_close, cycle, cycle.send)  # its task has not begun
