@@ -278,8 +278,8 @@ class Request:
 
     keys: the random stream of each sample. num_cached_tokens: prompt tokens that were in the cache when the first
     sample's prompt ran; None before. found_logprobs: prompt_logprobs, as far as they have come. failure: what ended the
-    request, where that was neither its tokens nor its caller. A reader in another thread looks at a request only when
-    None has come to its updates.
+    request, where that was neither its tokens nor its caller. A reader in another thread looks no further than a state
+    that has come to its updates, and at all of it once None has.
     """
 
     def __init__(

@@ -107,14 +107,14 @@ class Prepared:
         for make in self._makers:
             tensors.append(make())
             addresses.append(tensors[-1].data_ptr())
-        launches = [(each.launch, _packed(each, addresses)) for each in self._launches]
+        launches = [(each, _packed(each, addresses)) for each in self._launches]
         stream_of, index = self._stream_of, self._index
 
         def launch() -> None:
             stream = stream_of(index)
-            for run, args in launches:
+            for each, args in launches:
                 args[_STREAM_AT] = stream
-                run(*args)
+                each.launch(*args)
 
         return launch, self._result(tensors)
 
