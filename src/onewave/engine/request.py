@@ -24,7 +24,7 @@ _EPOCH = time.time() - time.perf_counter()
 
 
 class Detokenizer(Protocol):
-    """Text from tokens as they come; see engine.detokenizer.IncrementalDetokenizer."""
+    """Text from tokens as they come; see engine.text.detokenizer.IncrementalDetokenizer."""
 
     def push(self, ids: Sequence[int], /) -> str: ...
 
