@@ -7,9 +7,13 @@ import torch
 from torch import Tensor
 
 from kit.numpy_gpu.attention_in_numpy import NumpyKernel, kernels_in_numpy
+from onewave.ops.attention.call import AttentionCall, Extras, Packed
+from onewave.ops.attention.choose import facts_of
+from onewave.ops.attention.masks import Options
 from onewave.ops.attention.op import attention_varlen
 from onewave.ops.attention.reference import attention as in_torch
-from onewave.ops.attention.split.plan import MAX_TOKENS, MIN_KEYS
+from onewave.ops.attention.split import launch
+from onewave.ops.attention.split.plan import MAX_TOKENS, MIN_KEYS, plan_split
 from onewave.ops.explain import explain
 
 NAN, PAGE = float("nan"), 128
@@ -59,6 +63,19 @@ def test_few_queries_behind_many_keys_give_attention(
     tiles = -(-num_queries * heads[0] // heads[1] // 64) * heads[1] * -(-num_keys // PAGE)
     began_again = kernels["combine_kernel"].multiplications > tiles * 64 * PAGE * 128
     assert began_again is (huge_key is not None)
+
+
+def test_keys_beyond_those_that_there_is_memory_for_are_left_out(kernels: dict[str, NumpyKernel]) -> None:
+    told, keys = 2 * PAGE, 3 * PAGE
+    q, k, v = randn(4, 2, 128, seed=0), in_pages(randn(keys, 1, 128, seed=1)), in_pages(randn(keys, 1, 128, seed=2))
+    starts, table = torch.tensor([0, 4], dtype=torch.int32), torch.tensor([[3, 2, 1]], dtype=torch.int32)
+
+    def out(num_keys: int) -> Tensor:
+        packed = Packed(starts, torch.tensor([0, num_keys], dtype=torch.int32), 4, told, table)
+        call = AttentionCall(q, k, v, Extras(), Options(0.1, None, 0), "gluon", packed)
+        return launch.run(call, plan_split(facts_of(call)))
+
+    assert torch.equal(out(keys), out(told))
 
 
 @pytest.mark.parametrize(

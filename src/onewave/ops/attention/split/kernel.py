@@ -117,10 +117,11 @@ def tile_at(n, lead, last, split, splits):
 
 
 @gluon.jit
-def lengths(starts_q, starts_k):
-    """The sequence's first query, and its numbers of queries and keys."""
+def lengths(starts_q, starts_k, max_keys):
+    """The sequence's first query, and its numbers of queries and keys, of which there is memory for max_keys."""
     first_query, first_key = gl.load(starts_q), gl.load(starts_k)
-    return first_query, gl.load(starts_q + 1) - first_query, gl.load(starts_k + 1) - first_key
+    num_keys = gl.minimum(gl.load(starts_k + 1) - first_key, max_keys)
+    return first_query, gl.load(starts_q + 1) - first_query, num_keys
 
 
 @gluon.jit
@@ -203,7 +204,7 @@ def weigh_kernel(
     cuda.gdc_wait()
     # Not before: combine_kernel reads lengths and the block table as soon as it begins.
     cuda.gdc_launch_dependents()
-    first_query, num_queries, num_keys = lengths(starts_q, starts_k)
+    first_query, num_queries, num_keys = lengths(starts_q, starts_k, max_tiles * BN)
     # Not assigned to a name first: constants would become values.
     weigh(Chunk(
         weights, q, block_table, q_token, q_head, group, first_query, num_queries, num_keys, first_query * 0, D, D, BN,
@@ -365,7 +366,7 @@ def combine_kernel(
     HEADROOM: gl.constexpr,
 ):  # fmt: skip
     """See the top of this file, and weigh_kernel. v: a descriptor of boxes of at most COLUMNS columns."""
-    first_query, num_queries, num_keys = lengths(starts_q, starts_k)
+    first_query, num_queries, num_keys = lengths(starts_q, starts_k, max_tiles * BN)
     combine(Chunk(
         weights, q, block_table, q_token, q_head, group, first_query, num_queries, num_keys, first_query * 0, D,
         COLUMNS, BN, STAGES, PAGE, HEADROOM, False, True,
