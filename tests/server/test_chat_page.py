@@ -32,6 +32,7 @@ def open_page(browser: Any) -> Iterator[Opener]:
         page.on("request", lambda request: request.url.startswith(url) or complaints.append(request.url))
         watch(page, complaints)
         page.goto(url)
+        page.locator("#settings[open], #model:not(:empty)").first.wait_for()  # a key is asked for, or none is needed
         fill(page, {"temperature": "0", "max_tokens": "24"} | (settings or {}))
         return page
 
