@@ -40,7 +40,8 @@ def test_a_wave_and_plain_operators_generate_the_same_of_the_same_rounded_weight
     assert none is None
     assert isinstance(plain.weights.head, Tensor)
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"{name} weights are kept in float16: only the wave")
+    packed = "only the wave, and a CPU in float32, hold them packed"
+    assert record.getMessage() == f"{name} weights are kept in float16: {packed}"
     assert tokens_of(model, wave) == tokens_of(plain, None)
     assert tokens_of(plain, None) != tokens_of(load("eager", LOCATION, BASE, how(tmp_path, None))[0], None)
 
