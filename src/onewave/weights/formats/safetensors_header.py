@@ -78,10 +78,10 @@ def _tensor(path: Path, name: str, entry: object) -> tuple[int, int, TensorInfo]
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         _fail(path, f"{what} is not described by dtype, shape and data_offsets alone")
     fields = cast("dict[str, object]", entry)
-    dtype, shape, offsets = fields["dtype"], _sizes(fields["shape"]), _sizes(fields["data_offsets"])
+    dtype, shape, offsets = fields["dtype"], _whole_numbers(fields["shape"]), _whole_numbers(fields["data_offsets"])
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         _fail(path, f"{what} has dtype {quote(str(dtype))}", allowed=", ".join(DTYPE_BYTES))
-    if shape is None:
+    if shape is None or math.prod(filter(None, shape)) >= 1 << 63:
         _fail(
             path,
             f"{what} has shape {quote(str(fields['shape']))}",
@@ -98,15 +98,15 @@ def _tensor(path: Path, name: str, entry: object) -> tuple[int, int, TensorInfo]
     return begin, end, TensorInfo(name, shape, dtype, nbytes, path)
 
 
-def _sizes(value: object) -> tuple[int, ...] | None:
-    """Return a JSON list of sizes as a tuple, or None when it is anything else."""
+def _whole_numbers(value: object) -> tuple[int, ...] | None:
+    """Return a JSON list of sizes or offsets as a tuple, or None when it is anything else."""
     if not isinstance(value, list):
         return None
     items = cast("Sequence[object]", value)
     if len(items) > _MAX_DIMENSIONS:
         return None
-    sizes = tuple(item for item in items if type(item) is int and 0 <= item < 1 << 63)
-    return sizes if len(sizes) == len(items) and math.prod(filter(None, sizes)) < 1 << 63 else None
+    numbers = tuple(item for item in items if type(item) is int and 0 <= item < 1 << 63)
+    return numbers if len(numbers) == len(items) else None
 
 
 def _place(path: Path, spans: list[tuple[int, int, TensorInfo]], data_bytes: int) -> dict[str, TensorInfo]:
