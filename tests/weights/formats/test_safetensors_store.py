@@ -49,6 +49,21 @@ def test_empty_tensors_and_scalars_of_a_lone_file_of_any_name_outlive_the_store(
     assert scalar.item() == 2.5
 
 
+def test_tensors_beyond_the_first_4_gib_are_read(tmp_path):
+    far = 5 << 30
+    header = json.dumps(
+        {
+            "near": {"dtype": "U8", "shape": [far], "data_offsets": [0, far]},
+            "far": {"dtype": "F32", "shape": [2], "data_offsets": [far, far + 8]},
+        }
+    ).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:  # its middle is a hole, which takes no room on a disk
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.seek(far, os.SEEK_CUR)
+        file.write(torch.tensor([1.5, -2.0]).numpy().tobytes())
+    assert SafetensorsStore.open(tmp_path).load("far").tolist() == [1.5, -2.0]
+
+
 def test_shards_are_read_as_one_model(tmp_path):
     saved = {"a": torch.ones(2), "b": torch.zeros(3)}
     write_shards(
