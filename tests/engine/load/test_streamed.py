@@ -86,19 +86,23 @@ def test_gains_in_the_matrices_cost_no_accuracy() -> None:
 
 
 def test_a_large_head_is_unpacked_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Exact sums, which do not follow the matrix's height as those of a processor's own product do.
-    def exact(x: Tensor, weight: Any, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-        assert bias is None
-        plain = weight if isinstance(weight, Tensor) else torch.cat([part.clone() for _, part in weight.parts()])
-        return (x.double() @ plain.double().T).to(out_dtype or x.dtype)
+    part_bytes = [pack._PART_BYTES]
 
-    monkeypatch.setattr(llama, "linear", exact)
+    # Exact sums, which do not follow the matrix's height as those of a processor's own product do.
+    def exact(x: Tensor, head: Any, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+        assert bias is None
+        with monkeypatch.context() as patch:
+            patch.setattr(pack, "_PART_BYTES", part_bytes[-1])
+            parts = [part.clone() for _, part in head.parts()]
+        assert len(parts) == (1 if len(part_bytes) == 1 else 14)
+        return (x.double() @ torch.cat(parts).double().T).to(out_dtype or x.dtype)
+
+    monkeypatch.setattr(llama, "linear", exact)  # the head's alone
     made = streamed_model(BASE)
     expected = logits_of(made.model)
-    monkeypatch.setattr(pack, "_PART_BYTES", 10 * 128 * 2)
-    assert len(list(made.model.weights.head.parts())) == 14
+    part_bytes.append(10 * 128 * 2)
     for found, whole in zip(logits_of(made.model), expected, strict=True):
-        assert torch.allclose(found, whole, atol=1e-5)
+        assert torch.equal(found, whole)
 
 
 class Watched:
