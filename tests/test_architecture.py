@@ -50,7 +50,8 @@ IMPLEMENTATIONS = {"gpu", "wave", "triton", "hopper", "fp8", "mma", "split", "ch
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 MAX_LINES, MAX_MODULES = 500, 15
 # Modules of base that have torch, for those above it that do.
-WITH_TORCH = {PACKAGE / "base" / "device.py", PACKAGE / "base" / "rounding.py", PACKAGE / "base" / "group_rounding.py"}
+_OF_BASE = ("device", "rounding", "group_rounding", "grouped", "blocks")
+WITH_TORCH = {PACKAGE / "base" / f"{name}.py" for name in _OF_BASE}
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 
 from onewave.base.blocks import BLOCK_FORMATS, open_blocks
 from onewave.base.gguf_types import TYPES_BY_NAME
 from onewave.base.grouped import Code, GroupedMatrix, GroupFormat, GroupNumbers, Offset, e4m3_values
 
+CPU = torch.device("cpu")
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
 
@@ -35,6 +37,22 @@ def test_opened_blocks_are_the_gguf_librarys_values_bit_for_bit(qtype: str) -> N
 
 
 @pytest.mark.parametrize("qtype", BLOCK_FORMATS)
+def test_tensors_are_opened_as_arrays_are(qtype: str) -> None:
+    data = random_blocks(qtype, 7, 5)
+    arrays = open_blocks(data, qtype).on(CPU)
+    tensors = open_blocks(torch.from_numpy(data), qtype)
+    assert tensors.is_finite
+    pairs = [(tensors.codes, arrays.codes)]
+    for one, other in ((tensors.scales, arrays.scales), (tensors.minima, arrays.minima)):
+        assert (one is None) == (other is None)
+        if one is not None:
+            pairs += [(one.base, other.base), (one.steps, other.steps)]
+    for found, expected in pairs:
+        assert (found is None) == (expected is None)
+        assert found is None or (found.dtype is expected.dtype and torch.equal(found, expected))
+
+
+@pytest.mark.parametrize("qtype", BLOCK_FORMATS)
 def test_a_formats_codes_have_its_bits(qtype: str) -> None:
     form = BLOCK_FORMATS[qtype]
     codes = open_blocks(random_blocks(qtype, 3, 2), qtype).codes.astype(int)
@@ -52,6 +70,5 @@ def test_zero_points_and_the_order_of_columns_count() -> None:
 
 
 def test_e4m3_is_torchs() -> None:
-    torch = pytest.importorskip("torch")
     expected = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float().numpy()
     assert np.array_equal(e4m3_values(), expected, equal_nan=True)

@@ -10,16 +10,20 @@ Products are exact in float32 for all formats that files have, so a value is rou
 taken away.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Floats = npt.NDArray[np.float32]
-Codes = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
-Rows = slice | Sequence[int] | npt.NDArray[np.integer]
+Array = Any
+"""A NumPy array; or, of a matrix that is opened on a GPU, a tensor. Both have the operators that opening takes."""
+Rows = slice | Sequence[int] | Array
 
 
 class Code(Enum):
@@ -67,11 +71,11 @@ class GroupNumbers:
     divides groups, or None where n is groups.
     """
 
-    base: Floats
-    steps: Codes | None = None
+    base: Array
+    steps: Array | None = None
 
     def expand(self) -> Floats:
-        """Return float32 [rows, groups]; a product of 11 and 8 bits is exact."""
+        """Return float32 [rows, groups] of arrays; a product of 11 and 8 bits is exact."""
         if self.steps is None:
             return self.base
         return np.repeat(self.base, self.steps.shape[1] // self.base.shape[1], axis=1) * self.steps
@@ -79,6 +83,10 @@ class GroupNumbers:
     def select(self, rows: Rows) -> "GroupNumbers":
         """Return the chosen rows' numbers."""
         return GroupNumbers(self.base[rows], None if self.steps is None else self.steps[rows])
+
+    def on(self, device: torch.device) -> "GroupNumbers":
+        """Return the same numbers as tensors there."""
+        return GroupNumbers(_on(self.base, device), _on(self.steps, device))
 
 
 @dataclass(frozen=True)
@@ -100,9 +108,9 @@ class GroupedMatrix:
 
     format: GroupFormat
     shape: tuple[int, int]
-    codes: Codes
+    codes: Array
     scales: GroupNumbers
-    zero_points: Codes | None = None
+    zero_points: Array | None = None
     minima: GroupNumbers | None = None
     columns: npt.NDArray[np.int64] | None = None
     inputs: InputScale | None = None
@@ -111,7 +119,7 @@ class GroupedMatrix:
     def is_finite(self) -> bool:
         """Whether all scales and minima are finite numbers."""
         bases = [numbers.base for numbers in (self.scales, self.minima) if numbers is not None]
-        return all(bool(np.isfinite(base).all()) for base in bases)
+        return all(bool((abs(base) < math.inf).all()) for base in bases)
 
     def select(self, rows: Rows) -> "GroupedMatrix":
         """Return the chosen rows, in the order given."""
@@ -127,12 +135,18 @@ class GroupedMatrix:
             self.inputs,
         )
 
+    def on(self, device: torch.device) -> "GroupedMatrix":
+        """Return the same matrix as tensors there; `columns` stay an array."""
+        codes, zeros = _on(self.codes, device), _on(self.zero_points, device)
+        minima = None if self.minima is None else self.minima.on(device)
+        return replace(self, codes=codes, scales=self.scales.on(device), zero_points=zeros, minima=minima)
+
     def dequantize(self) -> Floats:
-        """Return float32 [rows, cols] in the matrix's own order of columns."""
+        """Return float32 [rows, cols] of arrays, in the matrix's own order of columns."""
         cols = self.shape[1]
         group = self.format.group or cols
 
-        def spread(numbers: Codes | Floats) -> Floats:
+        def spread(numbers: Array) -> Floats:
             return np.repeat(numbers.astype(np.float32), group, axis=1)[:, :cols]
 
         values = e4m3_values()[self.codes] if self.format.code is Code.E4M3 else self.codes.astype(np.float32)
@@ -142,6 +156,10 @@ class GroupedMatrix:
         if self.minima is not None:
             values -= spread(self.minima.expand())
         return in_order(values, self.columns)
+
+
+def _on(array: Array, device: torch.device) -> Array:
+    return None if array is None else torch.as_tensor(array).to(device)
 
 
 def in_order(values: Floats, columns: npt.NDArray[np.int64] | None) -> Floats:

@@ -62,8 +62,11 @@ class WeightStore(ABC):
         """Return the packed blocks of a quantised 2-D tensor, or None when the tensor is anything else."""
         self.find(name)
 
-    def load_grouped(self, name: str) -> GroupedMatrix | None:
-        """Return a quantised matrix as codes with scales by group, or None when it is no such matrix."""
+    def load_grouped(self, name: str, device: torch.device | None = None) -> GroupedMatrix | None:
+        """Return a quantised matrix as codes with scales by group, or None when it is no such matrix.
+
+        device: it is opened there and has tensors; None: on the CPU, and it has NumPy arrays.
+        """
         self.find(name)
 
     @abstractmethod

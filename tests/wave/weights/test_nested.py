@@ -53,7 +53,7 @@ def test_nested_rows_have_the_very_values_of_the_checkpoint(kind: str, width: in
     matrix = matrix_of(kind)
     fits = (kept._fits_nibbles, kept._fits_bytes)[width - 1]
     assert fits(matrix.format, FORM)
-    rows, exact = kept._nested(matrix, FORM, width, CPU)
+    rows, exact = kept._nested(matrix.on(CPU), FORM, width)
     assert exact
     assert torch.equal(restore_nested(rows, 4 * width, torch.float32), torch.from_numpy(matrix.dequantize()))
 
@@ -62,7 +62,7 @@ def test_what_no_signed_byte_holds_is_told() -> None:
     matrix = matrix_of("8 bits")
     zeros = matrix.zero_points.copy()
     zeros[2, 1] = 0
-    assert not kept._nested(replace(matrix, zero_points=zeros), FORM, 2, CPU)[1]
+    assert not kept._nested(replace(matrix, zero_points=zeros).on(CPU), FORM, 2)[1]
     for form in (BLOCK_FORMATS["Q4_1"], BLOCK_FORMATS["Q6_K"], GroupFormat(Code.UNSIGNED, 4, 64, Offset.ZERO_POINT)):
         assert not kept._fits_nibbles(form, FORM)
 
@@ -93,7 +93,7 @@ def test_fp8_rows_have_the_very_values_of_the_checkpoint_and_come_back(block: in
     scales = np.random.default_rng(1).uniform(1e-5, 1e-2, (len(codes), 5 if block else 1)).astype(np.float32)
     matrix = GroupedMatrix(GroupFormat(Code.E4M3, 8, block, number="F32"), codes.shape, codes, GroupNumbers(scales))
     assert kept._fits_bytes(matrix.format, form)
-    rows, exact = kept._plain(matrix, form, 2, CPU)
+    rows, exact = kept._plain(matrix.on(CPU), form, 2)
     assert exact
     expected = torch.from_numpy(matrix.dequantize()).half()
     tiles = tile_format(form, shape, torch.float16, 2)

@@ -27,7 +27,7 @@ def test_q6_k_has_its_very_values_in_six_bits_and_comes_back(batch: int, images:
     shape = tile_shape(batch, weight_bytes=FORM.weight_bytes, images=images)
     count = 2 * shape.rows
     matrix = open_blocks(k_blocks(np.random.default_rng(5).standard_normal((count, cols), np.float32), "Q6_K"), "Q6_K")
-    rows, exact = kept._nested(matrix, FORM, SIX_BITS, CPU)
+    rows, exact = kept._nested(matrix.on(CPU), FORM, SIX_BITS)
     assert exact
     tiles = tile_format(FORM, shape, torch.float32, SIX_BITS)
     expected = torch.from_numpy(matrix.dequantize())

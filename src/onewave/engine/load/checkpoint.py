@@ -230,13 +230,14 @@ class ModelParts:
         return {self._store.tensors[piece.name].dtype for piece in self._pieces(index, name)}
 
     def grouped(self, index: int | None, name: str) -> list[GroupedMatrix]:
-        """Read the pieces of a matrix, quantised as they are, with their rows in the decoder's order."""
+        """Open the pieces of a matrix on the device, quantised as they are, with their rows in the decoder's order."""
         found: list[GroupedMatrix] = []
         for piece in self._pieces(index, name):
-            matrix = self._store.load_grouped(piece.name)
+            matrix = self._store.load_grouped(piece.name, self._device)
             if matrix is None or not matrix.is_finite:
                 self._refuse(piece.name, "scales or minima that are no finite numbers", "finite weights")
-            found.append(matrix if piece.rows is None else matrix.select(piece.rows))
+            rows = piece.rows
+            found.append(matrix if rows is None else matrix.select(torch.as_tensor(rows, device=self._device)))
         return found
 
     def _pieces(self, index: int | None, name: str) -> list[_Piece]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from onewave.base.errors import OutOfReachError, UnsupportedError
 from onewave.base.group_rounding import GroupedRows, held_rows, stacked_rows
-from onewave.base.grouped import Code, Codes, Floats, GroupedMatrix, GroupFormat, GroupNumbers, Offset
+from onewave.base.grouped import Code, GroupedMatrix, GroupFormat, GroupNumbers, Offset
 from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, SIX_BITS, MixedFormat, mixed, times_as_wide
 from onewave.engine.load.checkpoint import MAX_THREADS, PLAIN_TYPES, ModelParts, building
 from onewave.engine.load.streamed import layer_matrices
@@ -159,7 +159,7 @@ def _embedding(parts: ModelParts, stream: WeightStream) -> Table:
     if any(fits):
         (matrix,) = parts.grouped(None, "embedding")
         width = 1 + fits.index(True)
-        rows, exact = _nested(matrix, nested, width, stream.device)
+        rows, exact = _nested(matrix, nested, width)
         if bool(exact):
             return RowTable(rows, 4 * width, stream.dtype)
     return plain(parts.embedding(), "one wave")
@@ -199,42 +199,40 @@ def _rows(pieces: Sequence[GroupedMatrix], stream: WeightStream, width: int, *, 
             raise OutOfReachError("weights", got="another order of columns in some matrices")
         if not _FITS[width](piece.format, form):  # the plan has looked at one matrix of each of the file's types
             raise OutOfReachError("weights", got="matrices of one type with and without zero points")
-        rows, exact = (_nested if form.nibbles.nested else _plain)(piece, form, width, stream.device)
+        rows, exact = (_nested if form.nibbles.nested else _plain)(piece, form, width)
         stream.reached &= exact
         made.append(rows)
     return stacked_rows(made, alternate=alternate)
 
 
-def _plain(piece: GroupedMatrix, form: MixedFormat, width: int, device: torch.device) -> tuple[GroupedRows, Tensor]:
+def _plain(piece: GroupedMatrix, form: MixedFormat, width: int) -> tuple[GroupedRows, Tensor]:
     """Hold a piece with a scale a group; also whether it is held exactly."""
     group, zero = (form.nibbles.group, 8) if width == 1 else (form.wide_group, 128)
-    scales = _spread(piece.scales.expand(), piece.format.group, group, piece.shape[1], device)
-    minima = None
+    assert piece.scales.steps is None  # of nested formats
+    scales, minima = _spread(piece.scales.base, piece.format.group, group, piece.shape[1]), None
     if piece.minima is not None:
-        minima = -_spread(piece.minima.expand(), piece.format.group, group, piece.shape[1], device)
-    codes = torch.as_tensor(piece.codes).to(device)
-    codes = (codes.short() + zero).to(torch.uint8) if piece.format.code is Code.SIGNED else codes
+        minima = -_spread(piece.minima.base, piece.format.group, group, piece.shape[1])
+    codes = _moved(piece.codes, zero if piece.format.code is Code.SIGNED else 0)
     if width == 1 and form.nibbles.minima and minima is None:
         minima = scales * -zero
     return held_rows(codes, scales, minima, torch.float32 if width == 2 and form.wide_number == 4 else torch.float16)
 
 
-def _nested(piece: GroupedMatrix, form: MixedFormat, width: int, device: torch.device) -> tuple[GroupedRows, Tensor]:
+def _nested(piece: GroupedMatrix, form: MixedFormat, width: int) -> tuple[GroupedRows, Tensor]:
     """Hold a piece with scales and minima that are integers times shared ones (formats/nested.py)."""
     own, cols = piece.format, piece.shape[1]
     shared, columns = own.nested or own.group, 32 if width == 2 else 128
 
     def base(numbers: GroupNumbers) -> Tensor:
-        return _spread(numbers.base, shared, columns, cols, device)
+        return _spread(numbers.base, shared, columns, cols)
 
-    def steps(numbers: Codes | None, group: int) -> Tensor:
+    def steps(numbers: Tensor | None, group: int) -> Tensor:
         if numbers is None:
-            return torch.ones(piece.shape[0], -(-cols // group), dtype=torch.int32, device=device)
-        return _spread(numbers, own.group, group, cols, device).int()
+            return piece.codes.new_ones(piece.shape[0], -(-cols // group), dtype=torch.int32)
+        return _spread(numbers, own.group, group, cols).int()
 
     up = steps(piece.scales.steps, 16 if own.group == 16 else 32)
     up, of_second = (up[:, 0::2], up[:, 1::2]) if own.group == 16 else (up, up)
-    codes = torch.as_tensor(piece.codes).to(device).short()
     # A code's zero, and what is added to codes to lie in a tile: 128 stands for zero in eight bits.
     zero = 128 if own.bits == 8 and own.code is Code.UNSIGNED else 0
     added = {1: 8 if own.code is Code.SIGNED else 0, SIX_BITS: 32}.get(width, 128 - zero)
@@ -251,12 +249,17 @@ def _nested(piece: GroupedMatrix, form: MixedFormat, width: int, device: torch.d
     if width == 2:
         down = torch.where(minima == 0, of_second, down)
     pairs = torch.stack((up, down), dim=2)
-    rows, exact = held_rows((codes + added).to(torch.uint8), scales, minima, torch.float16)
+    rows, exact = held_rows(_moved(piece.codes, added), scales, minima, torch.float16)
     exact &= (pairs == pairs.to(torch.int8)).all()
     return replace(rows, steps=pairs.to(torch.int8)), exact
 
 
-def _spread(numbers: Codes | Floats, group: int | None, columns: int, cols: int, device: torch.device) -> Tensor:
+def _moved(codes: Tensor, added: int) -> Tensor:
+    """Codes and a number as uint8, which the sums fit."""
+    codes = codes.view(torch.uint8)
+    return codes + added if added else codes
+
+
+def _spread(numbers: Tensor, group: int | None, columns: int, cols: int) -> Tensor:
     """A number for so many columns each, from one a group, which has as many or more; None: a whole row."""
-    whole = torch.as_tensor(numbers).to(device)
-    return whole.repeat_interleave(-(-(group or cols) // columns), dim=1)[:, : -(-cols // columns)]
+    return numbers.repeat_interleave(-(-(group or cols) // columns), dim=1)[:, : -(-cols // columns)]

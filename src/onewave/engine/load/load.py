@@ -55,8 +55,18 @@ def load(
 ) -> tuple[Llama, WaveDecoder | None]:
     """Load a model for a decode path: with wave or auto for the wave, and with auto otherwise where that fails.
 
-    Then one line is logged that says why. Raises what load_model raises, and for wave what load_wave does.
+    Then one line is logged that says why. A GPU gets back what only loading took. Raises what load_model raises, and
+    for wave what load_wave does.
     """
+    made = _load(decode, location, config, options)
+    if options.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return made
+
+
+def _load(
+    decode: str, location: ModelLocation, config: ModelConfig, options: LoadOptions
+) -> tuple[Llama, WaveDecoder | None]:
     reason: str | None = None
     if decode == "auto" and options.insists:
         decode = "wave"  # nothing else keeps such weights

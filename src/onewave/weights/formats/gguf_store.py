@@ -1,6 +1,7 @@
 """The weights of a GGUF model: one file, or the pieces of a split one."""
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,6 +29,10 @@ _PLAIN_DTYPES: dict[str, tuple[str, torch.dtype]] = {
     "I8": ("<i1", torch.int8),
 }
 assert _PLAIN_DTYPES.keys() == PLAIN_TYPES
+# PyTorch warns once a process of an array that is read-only, as a mapped file is: nothing writes to those here.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.as_tensor(np.frombuffer(b"\0", np.uint8))
 
 
 class GGUFStore(WeightStore):
@@ -78,10 +83,12 @@ class GGUFStore(WeightStore):
         rows, cols = tensor.shape
         return QuantizedRows(tensor.dtype, _as_rows(self._files[tensor.file].raw(tensor), tensor), (rows, cols))
 
-    def load_grouped(self, name: str) -> GroupedMatrix | None:
+    def load_grouped(self, name: str, device: torch.device | None = None) -> GroupedMatrix | None:
         """Return a 2-D tensor of BLOCK_FORMATS in groups, or None."""
         rows = self.load_quantized(name)
-        return None if rows is None or rows.qtype not in BLOCK_FORMATS else open_blocks(rows.data, rows.qtype)
+        if rows is None or rows.qtype not in BLOCK_FORMATS:
+            return None
+        return open_blocks(rows.data if device is None else torch.as_tensor(rows.data).to(device), rows.qtype)
 
     def close(self) -> None:
         """Unmap the files once no view of them is in use."""

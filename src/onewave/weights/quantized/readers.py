@@ -17,17 +17,18 @@ compressed-tensors' pack_quantized.py, transformers' finegrained_fp8.py.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from onewave.base.blocks import as_bytes, as_int8, cat
 from onewave.base.errors import WeightsError
-from onewave.base.grouped import Code, Codes, Floats, GroupedMatrix, GroupFormat, GroupNumbers, InputScale, Offset
+from onewave.base.grouped import Array, Code, GroupedMatrix, GroupFormat, GroupNumbers, InputScale, Offset
 from onewave.weights.quantized.scheme import Activations, Packing, Scheme, Sharing
 from onewave.weights.store import TensorInfo, quote
 
-_Words = npt.NDArray[np.int32]
 _AWQ_ROWS = (0, 4, 1, 5, 2, 6, 3, 7)
 _NUMBERS = {"F16": "F16", "BF16": "BF16", "F32": "F32"}
 
@@ -196,14 +197,16 @@ def _check_others(made: Plan) -> None:
         _check_shape(parts["weight_shape"], (2,))
 
 
-def read(made: Plan, arrays: Mapping[str, npt.NDArray[Any]]) -> GroupedMatrix:
-    """Read a matrix. arrays: its parts; scales float32, e4m3 as uint8. Raises WeightsError."""
+def read(made: Plan, arrays: Mapping[str, npt.NDArray[Any]], device: torch.device | None = None) -> GroupedMatrix:
+    """Read a matrix. arrays: its parts; scales float32, e4m3 as uint8. device: of its tensors; None: arrays are made.
+    Raises WeightsError."""
     names, packing = NAMES[made.scheme.packing], made.scheme.packing
     if "weight_shape" in arrays and tuple(arrays["weight_shape"].tolist()) != made.shape:
         _fail(made.parts["weight_shape"], str(arrays["weight_shape"].tolist()), str(list(made.shape)))
-    codes = _codes(made, arrays[names.main])
+    stored = arrays[names.main]
+    codes = _codes(made, stored if device is None else torch.as_tensor(stored).to(device))
     zeros = _zero_points(made, arrays)
-    scales = cast("Floats", arrays[names.scale])
+    scales = arrays[names.scale]
     if packing in (Packing.GPTQ, Packing.GPTQ_V2, Packing.AWQ):
         scales = np.ascontiguousarray(scales.T)
     scales = _by_row(scales, made)
@@ -211,7 +214,7 @@ def read(made: Plan, arrays: Mapping[str, npt.NDArray[Any]]) -> GroupedMatrix:
         _fail(made.parts[names.scale], "a scale that is no finite number", "finite weights", "Fetch the model again.")
     middle = 1 << made.bits - 1
     code = Code.E4M3 if made.is_float else Code.SIGNED
-    if codes.dtype == np.uint8 and not made.is_float:
+    if packing not in (Packing.PLAIN, Packing.BLOCKS):
         if zeros is None or bool((zeros == middle).all()):
             codes, zeros = _signed(codes, made.bits), None
         else:
@@ -222,7 +225,8 @@ def read(made: Plan, arrays: Mapping[str, npt.NDArray[Any]]) -> GroupedMatrix:
     form = GroupFormat(code, made.bits, group, offset, number)
     inputs = None if zeros is not None else _inputs(made, arrays)
     matrix = GroupedMatrix(form, made.shape, codes, GroupNumbers(scales), zeros, inputs=inputs)
-    return _in_order(made, matrix, arrays)
+    matrix = _in_order(made, matrix, arrays)
+    return matrix if device is None else matrix.on(device)
 
 
 def _input_scale(made: Plan) -> TensorInfo | None:
@@ -247,44 +251,41 @@ def _inputs(made: Plan, arrays: Mapping[str, npt.NDArray[Any]]) -> InputScale | 
     return InputScale(scale)
 
 
-def _codes(made: Plan, stored: npt.NDArray[Any]) -> Codes:
+def _codes(made: Plan, stored: Array) -> Array:
     """One code a byte, [rows, cols]: uint8 of words and of e4m3, int8 where they are stored so."""
     packing = made.scheme.packing
     if packing in (Packing.PLAIN, Packing.BLOCKS):
         if made.is_float and bool((stored & 127 == 127).any()):
             _fail(made.main, "weights that are no numbers", "finite weights", "Fetch the model again.")
-        return cast("Codes", stored)
+        return stored
     if packing is Packing.AWQ:
-        codes = unpack_words(stored, 4).reshape(len(stored), -1, 8)[..., _AWQ_ROWS]
-        return np.ascontiguousarray(codes.reshape(len(stored), -1).T)
-    if packing is not Packing.PACKED:
-        stored = np.ascontiguousarray(stored.T)
-    return np.ascontiguousarray(unpack_words(stored, made.bits)[:, : made.shape[1]])
+        return _in_awq_order(stored)
+    return unpack_words(stored if packing is Packing.PACKED else stored.T, made.bits)[:, : made.shape[1]]
 
 
-def unpack_words(words: _Words, bits: int) -> npt.NDArray[np.uint8]:
+def _in_awq_order(stored: Array) -> Array:
+    """int32 [n, rows / 8] -> uint8 [rows, n]."""
+    return unpack_words(stored, 4).reshape(len(stored), -1, 8)[..., _AWQ_ROWS].reshape(len(stored), -1).T
+
+
+def unpack_words(words: Array, bits: int) -> Array:
     """Codes of 4 or 8 bits, the lowest first: int32 [..., n] -> uint8 [..., n * 32 / bits]."""
-    data = np.ascontiguousarray(words).view(np.uint8)
+    data = as_bytes(words)
     if bits == 8:
         return data
-    out = np.empty((*data.shape[:-1], 2 * data.shape[-1]), np.uint8)
-    np.bitwise_and(data, 15, out=out[..., 0::2])
-    np.right_shift(data, 4, out=out[..., 1::2])
-    return out
+    return cat((data & 15)[..., None], (data >> 4)[..., None]).reshape(*data.shape[:-1], -1)
 
 
-def _signed(codes: Codes, bits: int) -> npt.NDArray[np.int8]:
+def _signed(codes: Array, bits: int) -> Array:
     """Unsigned codes less their middle."""
-    return np.bitwise_xor(codes, 128).view(np.int8) if bits == 8 else codes.view(np.int8) - np.int8(8)
+    return as_int8(codes ^ 128) if bits == 8 else as_int8(codes) - 8
 
 
-def _zero_points(made: Plan, arrays: Mapping[str, npt.NDArray[Any]]) -> Codes | None:
+def _zero_points(made: Plan, arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
     """Zero points [rows, groups], of the codes' own kind; None where there are none."""
     packing, rows = made.scheme.packing, made.shape[0]
     if packing is Packing.AWQ:
-        stored = arrays["qzeros"]
-        zeros = unpack_words(stored, 4).reshape(len(stored), -1, 8)[..., _AWQ_ROWS]
-        return np.ascontiguousarray(zeros.reshape(len(stored), -1).T)
+        return np.ascontiguousarray(_in_awq_order(arrays["qzeros"]))
     if packing in (Packing.GPTQ, Packing.GPTQ_V2):
         zeros = np.ascontiguousarray(unpack_words(arrays["qzeros"], made.bits)[:, :rows].T)
         if packing is Packing.GPTQ_V2:
@@ -335,8 +336,8 @@ def _in_order(made: Plan, matrix: GroupedMatrix, arrays: Mapping[str, npt.NDArra
     if not bool((np.bincount(index, minlength=groups) == group).all()):
         _fail(made.parts[name], "groups of several sizes", f"{group} columns each")
     columns = np.argsort(index, kind="stable")
-    codes = cast("Codes", np.ascontiguousarray(matrix.codes[:, columns]))
-    return GroupedMatrix(matrix.format, matrix.shape, codes, matrix.scales, matrix.zero_points, columns=columns)
+    codes, zeros = matrix.codes[:, columns], matrix.zero_points
+    return GroupedMatrix(matrix.format, matrix.shape, codes, matrix.scales, zeros, columns=columns)
 
 
 def _check_dtype(tensor: TensorInfo, *allowed: str) -> None:

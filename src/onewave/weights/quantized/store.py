@@ -87,12 +87,12 @@ class QuantizedStore(WeightStore):
         """Return what the store below has: none in safetensors files."""
         return None if name in self._plans else self._store.load_quantized(name)
 
-    def load_grouped(self, name: str) -> GroupedMatrix | None:
+    def load_grouped(self, name: str, device: torch.device | None = None) -> GroupedMatrix | None:
         """Return a quantised matrix in groups, or None. Raises WeightsError."""
         made = self._plans.get(name)
         if made is None:
-            return self._store.load_grouped(name)
-        return read(made, {part: self._array(info) for part, info in made.parts.items()})
+            return self._store.load_grouped(name, device)
+        return read(made, {part: self._array(info) for part, info in made.parts.items()}, device)
 
     def close(self) -> None:
         """Let go of the files."""
