@@ -17,9 +17,12 @@ from kit.models.tiny_gguf import write_gguf
 from kit.models.tiny_models import config_of, save_checkpoint
 from kit.numpy_gpu.simulated_wave import LONG
 from onewave.base.errors import OutOfReachError, WeightsError
-from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, SIX_BITS, GroupRounding, MixedFormat
+from onewave.base.settings import Settings
+from onewave.base.weight_formats import NESTED, NIBBLES, SIX_BITS, GroupRounding, MixedFormat
+from onewave.engine.arguments import EngineOptions
 from onewave.engine.load import wave as load_wave_module
 from onewave.engine.load.checkpoint import load_model, open_parts
+from onewave.engine.load.choices import resolve_load
 from onewave.engine.load.kept import kept_format, stream_kept
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.wave import load_wave
@@ -151,18 +154,24 @@ def test_nothing_of_a_quantised_file_is_kept_unpacked(
     monkeypatch.setattr(load_wave_module, "_has_room", lambda stream: True)
     location = written(tmp_path / "tiny.gguf", CONFIG, {"other": "Q4_1", "output": "Q4_1"})
     given = {"dtype": torch.bfloat16, "load_format": "auto"}
-    for weight_format, keeping in ((COMPACT, False), (None, True)):
-        _, wave = load_wave(location, CONFIG, how(tmp_path, weight_format=weight_format, **given))
-        assert wave.stream.keeping is keeping
+    for keeps in (True, False):
+        _, wave = load_wave(location, CONFIG, how(tmp_path, keeps=keeps, **given))
+        assert wave.stream.keeping is not keeps
 
 
 def test_the_wave_takes_a_quantised_file_as_it_is_unless_something_else_is_asked_for(
     planned: list[Any], tmp_path: Path
 ) -> None:
     location = written(tmp_path / "tiny.gguf", CONFIG, {"other": "Q4_1", "output": "Q8_0"})
-    given = {"dtype": torch.bfloat16, "load_format": "auto"}
-    for weight_format in (COMPACT, None):
-        model, wave = load_wave(location, CONFIG, how(tmp_path, weight_format=weight_format, **given))
-        assert wave.stream.gains_apart is (weight_format is COMPACT)
+    for changes, keeps in (
+        ({"dtype": "float16"}, True),
+        ({}, True),
+        ({"compact": False}, False),
+        ({"quantization": "int8"}, False),
+    ):
+        asked = EngineOptions(max_num_seqs=2, **changes)
+        found = resolve_load(asked, CONFIG, device=torch.device("cuda"), decode="auto", settings=Settings.from_env())
+        model, wave = load_wave(location, CONFIG, replace(found, device=CPU, max_model_len=64, cache_dir=tmp_path))
+        assert wave.stream.gains_apart is keeps
         assert isinstance(model.weights.head, StreamMatrix)
-    assert [isinstance(form, MixedFormat) for form in planned] == [True, False]
+    assert [isinstance(form, MixedFormat) for form in planned] == [True, False, False]  # of both dtypes one plan

@@ -56,6 +56,7 @@ def resolve_load(
         seed=asked.seed,
         weight_format=weight_format,
         insists=asked.compact is True or plan is not None,
+        keeps=decode in _WAVE_PATHS and asked.quantization is None and asked.compact is None and plan is None,
         plan=plan,
         progress=asked.progress,
         kv_dtype=choose_kv_dtype(asked.kv_cache_dtype, device),

@@ -32,7 +32,8 @@ class LoadOptions:
     dtype: bf16|fp16|fp32 of weights and activations. max_num_seqs: rows of a decode step, on the wave's path of each of
     its `launches`. max_model_len: positions with rotary angles; None: the model's own. cache_dir: of finished programs.
     seed: of dummy weights. weight_format: of the matrices; None: as they are. insists: on that format; otherwise
-    weights that it can't hold stay as they are. plan: of the decode step; None: the wave's own. progress: draw a bar on
+    weights that it can't hold stay as they are. keeps: the wave holds a quantised checkpoint's matrices in their own
+    bits, where it has a format for them. plan: of the decode step; None: the wave's own. progress: draw a bar on
     stderr. compilers: the processes that `warm_up` has begun.
     times: is told how long each phase takes. sample: gives token ids of a small text, on which the cost of rounding is
     measured; none: it is not. kv_dtype: of keys and values in 8 bits; None: the model's.
@@ -48,6 +49,7 @@ class LoadOptions:
     seed: int = 0
     weight_format: WeightFormat | None = None
     insists: bool = False
+    keeps: bool = False
     plan: StepPlan | None = None
     progress: bool = False
     compilers: ProcessPoolExecutor | None = None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError, OutOfReachError, UnsupportedError
-from onewave.base.weight_formats import COMPACT, NESTED, MixedFormat, mixed
+from onewave.base.weight_formats import NESTED, MixedFormat, mixed
 from onewave.engine.load.checkpoint import load_model, open_parts
 from onewave.engine.load.first_load import plan_and_compile
 from onewave.engine.load.kept import dequantised_types, kept_format, stream_kept
@@ -105,7 +105,7 @@ def _logits_before_rounding(
 
 def _kept(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> MixedFormat | None:
     """The form in which a quantised checkpoint's matrices stay as they are, where nothing else is asked for."""
-    if options.weight_format is not COMPACT or options.insists or options.plan is not None:
+    if not options.keeps:
         return None
     keeping = replace(options, weight_format=mixed(NESTED, {}))
     with open_parts(location, config, keeping) as parts:
