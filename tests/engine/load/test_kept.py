@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kit.models import plain_wave
-from kit.models.plain_wave import how
+from kit.models.plain_wave import PlainWave, how
 from kit.models.quantized_files import compressed, packed, quantise_checkpoint
 from kit.models.tiny_decoders import logits_of
 from kit.models.tiny_gguf import write_gguf
@@ -175,3 +175,13 @@ def test_the_wave_takes_a_quantised_file_as_it_is_unless_something_else_is_asked
         assert wave.stream.gains_apart is keeps
         assert isinstance(model.weights.head, StreamMatrix)
     assert [isinstance(form, MixedFormat) for form in planned] == [True, False, False]  # of both dtypes one plan
+
+
+@pytest.mark.parametrize(("output", "rows"), [("F16", 8), ("Q8_0", 12)])
+def test_a_step_of_more_sequences_than_16_bit_matrices_leave_room_for_takes_two_launches(
+    planned: list[Any], tmp_path: Path, output: str, rows: int
+) -> None:
+    location = written(tmp_path / "tiny.gguf", CONFIG, {"other": "Q4_0", "output": output})
+    load_wave(location, CONFIG, how(tmp_path, keeps=True, max_num_seqs=12, load_format="auto"))
+    assert PlainWave.made[-1].batch == rows
+    assert [isinstance(form, MixedFormat) for form in planned] == [True]

@@ -31,12 +31,14 @@ _KINDS = (
     mixed(NIBBLES[128, False], {}, floats=True),
 )
 """Candidate formats of the quantised groups."""
+MAX_BESIDE_16_BITS = 8
+"""Most sequences of a step whose stream has 16-bit matrices beside 4-bit ones."""
 
 
 def kept_format(parts: ModelParts, config: ModelConfig, *, batch: int) -> MixedFormat | None:
     """Choose how a checkpoint's matrices lie in the stream, in the fewest bytes; None where compact weights are as few.
 
-    batch: sequences of a step; for more than eight, 16-bit matrices beside 4-bit ones are not laid out.
+    batch: sequences of a step; for more than MAX_BESIDE_16_BITS, 16-bit matrices beside 4-bit ones are not laid out.
     """
     found = {name: parts.group_formats(*_place(name)) for name in _names(config)}
     shapes = {kind: height * cols * count for kind, (height, cols, count) in layer_matrices(config).items()}
@@ -46,7 +48,7 @@ def kept_format(parts: ModelParts, config: ModelConfig, *, batch: int) -> MixedF
     for form in _KINDS:
         widths = {name: _width(pieces, form) for name, pieces in found.items()}
         size = sum(form.weight_bytes * times_as_wide(widths[name]) * sizes[name] for name in found)
-        if size < least and (batch <= 8 or 4 not in widths.values()):
+        if size < least and (batch <= MAX_BESIDE_16_BITS or 4 not in widths.values()):
             wide = {name: width for name, width in widths.items() if width > 1}
             best, least = mixed(form.nibbles, wide, floats=form.floats), size
     return best
