@@ -220,7 +220,7 @@ class ModelParts:
         kinds = [self._store.tensors[piece.name].dtype for piece in pieces]
         for kind, piece in zip(kinds, pieces, strict=True):
             if kind not in self._group_formats:
-                matrix = self._store.load_grouped(piece.name)
+                matrix = self._store.load_grouped(piece.name, self._device)  # on a CPU a large one takes seconds
                 found = matrix is not None and matrix.columns is None
                 self._group_formats[kind] = matrix.format if matrix is not None and found else None
         return [self._group_formats[kind] for kind in kinds]
