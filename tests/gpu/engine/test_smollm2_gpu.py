@@ -1,4 +1,4 @@
-"""A real model's 4-bit file on the wave: the CPU's greedy tokens but for ties, and the same in any company."""
+"""A real model's 4-bit file on the wave: the CPU's greedy tokens but for ties, and the same beside batch-mates."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -66,7 +66,7 @@ def test_64_greedy_tokens_of_ten_prompts_are_right_to_the_error_of_16_bits(
     assert torch.cat(ours).square().mean().sqrt() <= 1.1 * torch.cat(plain).square().mean().sqrt()
 
 
-def test_company_changes_no_bit(llm: LLM, together: list[RequestOutput]) -> None:
+def test_batch_mates_change_no_bit(llm: LLM, together: list[RequestOutput]) -> None:
     for prompt, expected in zip(PROMPTS, together, strict=True):
         (alone,) = llm.generate([prompt], _WITH_LOGPROBS)
         assert alone.outputs[0].token_ids == expected.outputs[0].token_ids
