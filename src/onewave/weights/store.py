@@ -13,7 +13,7 @@ from onewave.base.errors import WeightsError
 if TYPE_CHECKING:
     import torch
 
-    from onewave.base.grouped import GroupedMatrix
+    from onewave.base.grouped import GroupedMatrix, GroupFormat
     from onewave.base.quantized import QuantizedRows
 
 _LONGEST_NAME_SHOWN = 200
@@ -68,6 +68,11 @@ class WeightStore(ABC):
         device: it is opened there and has tensors; None: on the CPU, and it has NumPy arrays.
         """
         self.find(name)
+
+    def group_format(self, name: str) -> GroupFormat | None:
+        """Return the format of what `load_grouped` returns; None without one, and where its columns are reordered."""
+        matrix = self.load_grouped(name)
+        return None if matrix is None or matrix.columns is not None else matrix.format
 
     @abstractmethod
     def close(self) -> None:

@@ -215,14 +215,12 @@ class ModelParts:
 
     def group_formats(self, index: int | None, name: str) -> list[GroupFormat | None]:
         """The number format of each piece of a layer's matrix, or of the head's table or the embedding (index None);
-        None for one that is not quantised in groups. One tensor of each of the file's types is read for it."""
+        None for one that is not quantised in groups. One tensor of each of the file's types is looked at."""
         pieces = self._pieces(index, name)
         kinds = [self._store.tensors[piece.name].dtype for piece in pieces]
         for kind, piece in zip(kinds, pieces, strict=True):
             if kind not in self._group_formats:
-                matrix = self._store.load_grouped(piece.name, self._device)  # on a CPU a large one takes seconds
-                found = matrix is not None and matrix.columns is None
-                self._group_formats[kind] = matrix.format if matrix is not None and found else None
+                self._group_formats[kind] = self._store.group_format(piece.name)
         return [self._group_formats[kind] for kind in kinds]
 
     def stored_types(self, index: int | None, name: str) -> set[str]:

@@ -11,7 +11,7 @@ import torch
 from onewave.base.blocks import BLOCK_FORMATS, open_blocks
 from onewave.base.errors import WeightsError
 from onewave.base.gguf_types import PLAIN_TYPES, TYPES_BY_NAME
-from onewave.base.grouped import GroupedMatrix
+from onewave.base.grouped import GroupedMatrix, GroupFormat
 from onewave.base.quantized import QuantizedRows, dequantize_rows
 from onewave.weights.formats.gguf_file import GGUFFile, GGUFTensor
 from onewave.weights.formats.gguf_pieces import piece_paths
@@ -89,6 +89,11 @@ class GGUFStore(WeightStore):
         if rows is None or rows.qtype not in BLOCK_FORMATS:
             return None
         return open_blocks(rows.data if device is None else torch.as_tensor(rows.data).to(device), rows.qtype)
+
+    def group_format(self, name: str) -> GroupFormat | None:
+        """Return the format of what `load_grouped` returns, without reading it."""
+        tensor = self._find(name)
+        return BLOCK_FORMATS.get(tensor.dtype) if len(tensor.shape) == 2 else None
 
     def close(self) -> None:
         """Unmap the files once no view of them is in use."""
