@@ -151,7 +151,7 @@ class Wave:
         if setup is not None:
             groups = setup.groups
             attention |= {"D": groups.head_dim, "GP": groups.size, "CH": groups.merged, "KSPLITS": groups.splits}
-            attention |= {"QKNORM": setup.q_norm is not None, "EPS": setup.eps, "SCALE": setup.scale}
+            attention |= {"QKNORM": setup.q_norm is not None, "EPS": _shortest(setup.eps), "SCALE": setup.scale}
         return {
             **program.constants,
             "ACT": ACTIVATIONS[activation],
@@ -362,6 +362,12 @@ class Wave:
             found,
             next="Its results are void; the next launch works.",
         )
+
+
+def _shortest(number: float) -> float:
+    """The shortest number of the same float32: a GGUF file has that where a config.json has 1e-5, and the kernel, which
+    computes in float32, is to be one and the same."""
+    return float(str(np.float32(number)))
 
 
 def _address(tensor: Tensor | None) -> int:
