@@ -13,17 +13,15 @@ from typing import Any
 import torch
 
 from kit.no_device import DEVICE, pretended_device
-from onewave.base.weight_formats import COMPACT, ROUNDINGS
 from onewave.engine.load.first_load import launches_of_load
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import LAUNCHERS, launchers_key, load_program
 from onewave.gpu.hashes import hash_in_order
 from onewave.gpu.launch import distinct
 from onewave.gpu.prebuilt import compiled_from
-from onewave.models.config.read import builtin_config
 from onewave.models.llama_plan import DecodeStep
 from prebuild import TARGET
-from programs import BATCHES, MODELS, place_of
+from programs import BATCHES, MODELS, config_of, formats, place_of
 
 
 def types_of(signature: Mapping[str, Any]) -> list[Any]:
@@ -41,7 +39,7 @@ def types_of(signature: Mapping[str, Any]) -> list[Any]:
 
 def launchers_of(model: str, sequences: int, kept: Any) -> list[list[Any]]:
     """The launchers of a load, each once; without its program as of one that is planned now."""
-    config, options = builtin_config(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=kept)
+    config, options = config_of(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=kept)
     program = load_program(place_of(options.step(config))[0])
     with pretended_device():
         made = distinct(launches_of_load(config, options, program))
@@ -61,14 +59,15 @@ def contents() -> dict[str, Any]:
     """All that the package is to say of launchers."""
     launchers: list[list[Any]] = []
     loads: dict[str, list[int]] = {}
-    for model, sequences, kept in product(MODELS, BATCHES, (COMPACT, *ROUNDINGS.values())):
-        key = launchers_key(DecodeStep(builtin_config(model), sequences, kept))
-        for types in launchers_of(model, sequences, kept):
-            if types not in launchers:
-                launchers.append(types)
-            number = launchers.index(types)
-            if number not in loads.setdefault(key, []):
-                loads[key].append(number)
+    for model, sequences in product(MODELS, BATCHES):
+        for kept in formats(model):
+            key = launchers_key(DecodeStep(config_of(model), sequences, kept))
+            for types in launchers_of(model, sequences, kept):
+                if types not in launchers:
+                    launchers.append(types)
+                number = launchers.index(types)
+                if number not in loads.setdefault(key, []):
+                    loads[key].append(number)
     return {"launchers": launchers, "loads": loads}
 
 

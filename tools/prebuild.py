@@ -30,7 +30,7 @@ from triton.compiler import make_backend
 from kit.no_device import DEVICE, pretended_device
 from onewave.base.device import Device
 from onewave.base.gpus import TILES
-from onewave.base.weight_formats import COMPACT, ROUNDINGS
+from onewave.base.weight_formats import WeightFormat
 from onewave.engine.load.first_load import launches_of_load
 from onewave.engine.load.options import LoadOptions
 from onewave.engine.load.plan_cache import load_program
@@ -40,7 +40,6 @@ from onewave.engine.prompt.passes import BUCKETS, MAX_SEQUENCES
 from onewave.gpu.hashes import hash_in_order
 from onewave.gpu.launch import launches_nowhere, without_collection
 from onewave.gpu.prebuilt import INDEX, Launch, archive_of, compiled_from, folder_of, key_of
-from onewave.models.config.read import builtin_config
 from onewave.ops.attention.call import AttentionCall, Extras, Packed
 from onewave.ops.attention.choose import choose
 from onewave.ops.attention.fp8 import launch as fp8_impl
@@ -54,7 +53,7 @@ from onewave.ops.attention.split.plan import MIN_KEYS
 from onewave.ops.linear import linear, linear_swiglu
 from onewave.ops.linear.choose import GATED_COLUMNS, LinearCall, ProductChoice
 from onewave.ops.linear.hopper import launch as linear_impl
-from programs import BATCHES, MODELS, place_of
+from programs import BATCHES, MODELS, config_of, formats, place_of
 
 TARGET = GPUTarget("cuda", 90, 32)
 # Where one program has all tiles, few tokens reach each way to deal them.
@@ -63,8 +62,6 @@ _TENSORS = (*product((torch.bfloat16, torch.float16), (64, 128, 192, 256)), (tor
 # Where one program has all tiles: one is dealt in closed form, and a sequence of these by a table or, packed, sorted.
 # Heads of 64 have two tiles: that of few rows takes 16 and 1,024 tokens, the other one 4,096 and 16,384.
 _TOKENS = {"": 16, "-many": 4096, "-some": 1024, "-most": 16384}
-# Formats of weights that a load keeps.
-_FORMATS = (COMPACT, *ROUNDINGS.values())
 _LIMITS = {"full": (None, None), "causal": (None, 0), "window": (1024, 0)}
 
 
@@ -179,10 +176,16 @@ def _products(dtype: torch.dtype) -> Iterator[tuple[str, Launch]]:
             yield name + kind, made[0]
 
 
+def _models() -> Iterator[tuple[str, int, WeightFormat]]:
+    """Each built-in model, for so many sequences and in each format."""
+    for model, sequences in product(MODELS, BATCHES):
+        yield from ((model, sequences, form) for form in formats(model))
+
+
 def _loads(limit: int | None) -> Iterator[tuple[str, Launch]]:
     """Launches of loading each built-in model, for so many sequences and in each format; of the first ones alone."""
-    for model, sequences, kept in islice(product(MODELS, BATCHES, _FORMATS), limit):
-        config, options = builtin_config(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=kept)
+    for model, sequences, kept in islice(_models(), limit):
+        config, options = config_of(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=kept)
         program = load_program(place_of(options.step(config))[0])
         with pretended_device():
             made = launches_of_load(config, options, program)
@@ -194,12 +197,14 @@ def _loads(limit: int | None) -> Iterator[tuple[str, Launch]]:
 
 def _prompts(limit: int | None) -> Iterator[tuple[str, Launch]]:
     """The products of each built-in model's prompts with a stream of each format, in all sizes of passes."""
-    for model, sequences, kept in islice(product(MODELS, BATCHES, _FORMATS), limit):
-        config, options = builtin_config(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=kept)
+    for model, sequences, kept in islice(_models(), limit):
+        config, options = config_of(model), LoadOptions(torch.bfloat16, DEVICE, sequences, weight_format=kept)
         program = load_program(place_of(options.step(config))[0])
         with pretended_device(), launches_nowhere() as made:
             stream = blank_stream(config, options, program)
-            matrices = [stream.matrix(name, *shape) for name, shape in layer_matrices(config).items()]
+            shapes, layers = layer_matrices(config), range(config.num_layers)
+            every = [stream.matrix(f"{name}{at}", *shapes[name]) for at, name in product(layers, shapes)]
+            matrices = {(each.shape, stream.format_of(each.name)): each for each in every}.values()
             for tokens, matrix in product(BUCKETS, matrices):
                 x = torch.empty(tokens, matrix.cols, dtype=torch.bfloat16)
                 linear_swiglu(x, matrix) if matrix.count > 1 else linear(x, matrix)

@@ -290,7 +290,7 @@ def test_what_does_not_suit_is_known_before_anything_is_loaded(gpu: list[str], t
 
 def test_packing_is_compiled_ahead_on_zeros_that_stay_zeros() -> None:
     program = plan_decode(DecodeStep(sketches.one_layer(BASE)), workers=3).program
-    stream = sketches._NoWeights(program, torch.float16, CPU)
+    stream = sketches.BlankStream(program, torch.float16, CPU)
     sketches.compile_packing(stream)
     assert stream.tensor.shape == (128, 64)
     assert not stream.tensor.any()
@@ -303,7 +303,7 @@ def test_the_kernel_compiled_ahead_is_the_whole_models(family: str) -> None:
     for batch in (1, 4, 16):
         programs = [plan_decode(DecodeStep(each, batch), workers=3).program for each in (small, config)]
         assert programs[0].constants == programs[1].constants
-        stream = sketches._NoWeights(programs[0], torch.float16, CPU)
+        stream = sketches.BlankStream(programs[0], torch.float16, CPU)
         sketch = decode_wave.attention_setup(
             sketches.sketch(small, stream), plan_decode(DecodeStep(small, batch), workers=3).groups
         )

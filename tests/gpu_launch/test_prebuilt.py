@@ -40,6 +40,10 @@ def test_what_every_model_s_load_launches_is_prebuilt_and_nothing_else(tmp_path:
     assert every["stale"] == every["unknown"] == [], "run make kernels"
 
 
+def test_a_load_of_a_gguf_file_of_a_shape_that_ships_compiles_nothing() -> None:
+    assert not any(json.loads(python("-m", "kit.alone.kept_alone", PYTHONPATH=PYTHONPATH)).values()), "run make kernels"
+
+
 def test_launchers_ship_for_what_a_load_launches(found: dict[str, Any]) -> None:
     assert found["launchers"] == {"today's": True, "Triton's": True}, "run make kernels"
 

@@ -152,7 +152,7 @@ class LLM:
         self.kv_cache_dtype = options.kv_name
         self.dtype, self.max_model_len = options.dtype, options.positions(self.config)
         # The tokenizer is built by another thread while the weights load.
-        with warm_up(path, self.config, options) as warm, ThreadPoolExecutor(1) as thread:
+        with warm_up(path, location, self.config, options) as warm, ThreadPoolExecutor(1) as thread:
             loading = thread.submit(choices.find_tokenizer, tokenizer, location, settings)
             network, wave = load(path, location, self.config, warm.with_sample(loading))
             self._tokenizer, self._why_no_tokenizer = loading.result()

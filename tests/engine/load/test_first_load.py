@@ -19,15 +19,17 @@ from kit.models.plain_wave import how as options_of
 from kit.models.tiny_decoders import BASE, STORED
 from kit.processes import python
 from onewave.base.errors import UnsupportedError
-from onewave.base.weight_formats import NIBBLES, ROUNDINGS, mixed
+from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, ROUNDINGS, SIX_BITS, mixed
+from onewave.bench.engine.random_codes import q4_k_m
 from onewave.engine import llm
 from onewave.engine.load import first_load, sketches
 from onewave.engine.load.checkpoint import open_parts
 from onewave.engine.load.first_load import compilers, plan_and_compile
-from onewave.engine.load.options import LoadOptions
+from onewave.engine.load.options import KeptBits, LoadOptions
 from onewave.engine.load.plan_cache import program_path, save_program
 from onewave.engine.load.self_check import self_check
 from onewave.engine.load.streamed import stream_model
+from onewave.gpu import prebuilt
 from onewave.memory.kv_cache import KVCache
 from onewave.models import llama, llama_plan
 from onewave.models.config.model_config import ModelConfig
@@ -160,7 +162,7 @@ def test_with_processes_everything_is_launched_and_one_of_them_plans(made: list[
 
 
 @pytest.mark.parametrize("widths", [{}, {"head": 4}])
-def test_only_a_step_with_matrices_of_one_width_takes_the_shipped_program(
+def test_a_step_takes_the_shipped_program_of_its_own_widths(
     widths: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, form = builtin_config("llama-3.2-1b"), mixed(NIBBLES[128, False], widths)
@@ -272,6 +274,22 @@ def test_there_are_none_where_a_program_is_kept_whatever_the_gpu(forked: list[in
     assert [count > 0 for count in forked] == [False, True, True, True]
 
 
+def test_of_a_quantised_checkpoint_its_own_bits_say_what_is_to_be_planned(
+    forked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, launchers = builtin_config("llama-3.2-1b"), list[int]()
+    monkeypatch.setattr(first_load, "begin_first_launch", lambda *given: launchers.append(len(given[2])))
+    monkeypatch.setattr(first_load, "_import_launching", lambda options: None)
+    monkeypatch.setattr(prebuilt, "has_prebuilt", lambda room: True)
+    load = how(tmp_path, device=GPU, dtype=torch.bfloat16, max_num_seqs=1, weight_format=COMPACT)
+    # A program of the last one's bytes ships, and no kernel.
+    for form in (q4_k_m(config), mixed(NESTED, {"head": SIX_BITS}), mixed(NIBBLES[128, False], {})):
+        enter("auto", replace(load, kept=KeptBits(form)), config)
+    enter("auto", replace(load, kept=KeptBits()), config)
+    assert [count > 0 for count in forked] == [False, True, True, False]
+    assert [count > 0 for count in launchers] == [True, False, False, True]
+
+
 def test_a_triton_without_gluon_is_left_to_the_load(
     forked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,7 +326,7 @@ def test_a_model_is_loaded_with_the_processes_forked_before_any_other_thread(mon
     before, pool, seen = threading.active_count(), object(), list[Any]()
 
     @contextmanager
-    def noting(path: str, config: ModelConfig, options: LoadOptions) -> Any:
+    def noting(path: str, location: ModelLocation, config: ModelConfig, options: LoadOptions) -> Any:
         assert threading.active_count() == before
         yield replace(options, compilers=pool)
         seen.append("ended")

@@ -1,8 +1,11 @@
 """Quantised checkpoints in a wave's stream in their own bits: the values of the file, in plain operators and in the
 kernel's own source."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,18 +19,22 @@ from kit.models.tiny_decoders import logits_of
 from kit.models.tiny_gguf import write_gguf
 from kit.models.tiny_models import config_of, save_checkpoint
 from kit.numpy_gpu.simulated_wave import LONG
+from onewave.base.blocks import BLOCK_FORMATS
 from onewave.base.errors import OutOfReachError, WeightsError
 from onewave.base.settings import Settings
-from onewave.base.weight_formats import NESTED, NIBBLES, SIX_BITS, GroupRounding, MixedFormat
+from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, SIX_BITS, GroupRounding, MixedFormat, mixed
 from onewave.engine.arguments import EngineOptions
+from onewave.engine.load import first_load
 from onewave.engine.load import wave as load_wave_module
 from onewave.engine.load.checkpoint import load_model, open_parts
 from onewave.engine.load.choices import resolve_load
 from onewave.engine.load.kept import kept_format, stream_kept
-from onewave.engine.load.options import LoadOptions
+from onewave.engine.load.load import warm_up
+from onewave.engine.load.options import KeptBits, LoadOptions
+from onewave.engine.load.plan_cache import is_shipped, shipped_launchers
 from onewave.engine.load.wave import load_wave
 from onewave.models.config.model_config import ModelConfig
-from onewave.models.config.read import load_config
+from onewave.models.config.read import builtin_config, load_config
 from onewave.models.llama import Llama
 from onewave.models.llama_plan import DecodeStep, plan_decode
 from onewave.wave.weights.pack import StreamMatrix, WeightStream
@@ -115,6 +122,26 @@ def test_a_quantised_file_gives_the_bits_of_its_dequantised_values(
     assert all(torch.equal(a, b) for a, b in zip(logits_of(model), logits_of(whole), strict=True))
 
 
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "llama-3.1-8b"])
+def test_a_q4_k_m_file_of_a_built_in_shape_is_kept_as_its_shipped_program_has_it(model: str) -> None:
+    config = builtin_config(model)
+    eighth = config.num_layers // 8
+
+    def types(index: int | None, name: str) -> list[str]:
+        if index is None:
+            return ["Q6_K"]
+        more = index < eighth or index >= 7 * eighth or (index - eighth) % 3 == 2
+        better = "Q6_K" if more else "Q4_K"
+        kinds = {"qkv": ["Q4_K", "Q4_K", better], "o": ["Q4_K"], "gate_up": ["Q4_K", "Q4_K"], "down": [better]}
+        return kinds[name]
+
+    parts: Any = SimpleNamespace(group_formats=lambda *place: [BLOCK_FORMATS[kind] for kind in types(*place)])
+    form = kept_format(parts, config, batch=1)
+    assert is_shipped(DecodeStep(config, 1, form)), "run make kernels"
+    assert shipped_launchers(DecodeStep(config, 1, form)), "run make kernels"
+    assert not is_shipped(DecodeStep(config, 1, mixed(NESTED, {"head": SIX_BITS})))
+
+
 def test_zero_points_that_the_first_matrix_lacks_are_not_passed_over(tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
     save_checkpoint(tmp_path, config_of("llama", **sizes, head_dim=64, num_hidden_layers=1))
@@ -157,6 +184,32 @@ def test_nothing_of_a_quantised_file_is_kept_unpacked(
     for keeps in (True, False):
         _, wave = load_wave(location, CONFIG, how(tmp_path, keeps=keeps, **given))
         assert wave.stream.keeping is not keeps
+
+
+def test_what_a_load_begins_with_is_for_the_bits_that_a_file_is_kept_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = written(tmp_path / "tiny.gguf", CONFIG, {"other": "Q4_1", "ffn_down": "F16", "output": "Q8_0"})
+    dense = written(tmp_path / "dense.gguf", CONFIG, {"other": "F16"})
+    seen: list[KeptBits | None] = []
+
+    @contextmanager
+    def noting(path: str, config: ModelConfig, options: LoadOptions) -> Iterator[None]:
+        seen.append(options.kept)
+        yield None
+
+    monkeypatch.setattr(first_load, "compilers", noting)
+    given: dict[str, Any] = {"device": torch.device("cuda", 0), "dtype": torch.bfloat16, "load_format": "auto"}
+    asked = how(tmp_path, weight_format=COMPACT, keeps=True, max_num_seqs=12, **given)
+    for path, file, options in (
+        ("wave", location, asked), ("auto", dense, asked), ("wave", location, replace(asked, keeps=False)),
+        ("graph", location, asked), ("wave", location, replace(asked, load_format="dummy")),
+    ):  # fmt: skip
+        with warm_up(path, file, CONFIG, options) as warm:
+            assert warm.kept is seen[-1]
+            assert warm.max_num_seqs == 12
+    form = mixed(NIBBLES[32, True], {"down0": 4, "head": 2})
+    assert seen == [KeptBits(form, 8), KeptBits(), KeptBits(), None, KeptBits()]
 
 
 def test_the_wave_takes_a_quantised_file_as_it_is_unless_something_else_is_asked_for(

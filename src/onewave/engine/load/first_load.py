@@ -58,30 +58,32 @@ _LAUNCHING = (
 @contextmanager
 def compilers(path: str, config: ModelConfig, options: LoadOptions) -> Generator[ProcessPoolExecutor | None]:
     """Processes for a load on that decode path, which have to be there before it uses the GPU or a second thread.
-    None where nothing is to be planned, as far as can be said without the GPU, and where there can't be any.
+    None where nothing is to be planned, as far as can be said without the GPU, and where there can't be any. Of a
+    checkpoint that is kept in its own bits, its format is what counts.
 
     On a GPU, what the first launch begins with begins here, after the forks and beside the GPU's own start; meanwhile
     what the wave's path launches is imported, unless processes wait for work.
     """
-    may_run = _may_run(path, config, options)
+    tried = may_run(path, config, options)
+    options = options if options.kept is None else options.in_bits(options.kept)
     launchers: list[tuple[Any, ...]] = []
     try:
-        wanted = may_run and _is_first(config, options)
+        wanted = tried and _is_first(config, options)
         if wanted and _is_prebuilt(config, options):
             launchers = plan_cache.shipped_launchers(options.step(config))
             wanted = not launchers
         for module in _MODULES if wanted else ():
             import_module(module)
     except ImportError:  # then the wave doesn't run here, and loading says why
-        wanted = may_run = False
+        wanted = tried = False
     with processes(_PROCESSES if wanted else 0) as pool:
         if options.device.type == "cuda":
             begin_first_launch(options.device.index or 0, options.cache_dir, launchers)
-        if may_run and not wanted:
+        if tried and not wanted:
             with suppress(ImportError):
                 _import_launching(options)
         yield pool
-        if may_run:
+        if tried:
             keep_first_launch(options.cache_dir)
 
 
@@ -97,7 +99,7 @@ def _import_launching(options: LoadOptions) -> None:
         hash_in_order(kernel.wave_kernel)  # pyright: ignore[reportUnknownMemberType]
 
 
-def _may_run(path: str, config: ModelConfig, options: LoadOptions) -> bool:
+def may_run(path: str, config: ModelConfig, options: LoadOptions) -> bool:
     """Whether a load on that path may take the wave."""
     from onewave.models.llama_plan import unsupported_because
 
@@ -114,7 +116,7 @@ def _is_first(config: ModelConfig, options: LoadOptions) -> bool:
 def _is_prebuilt(config: ModelConfig, options: LoadOptions) -> bool:
     """Whether program and kernels of a load ship with the package."""
     step = options.step(config)
-    if options.plan is not None or step.widths or options.dtype is not torch.bfloat16:
+    if options.plan is not None or options.dtype is not torch.bfloat16:
         return False
     from onewave.gpu.prebuilt import has_prebuilt
 
@@ -128,8 +130,7 @@ def plan_and_compile(config: ModelConfig, options: LoadOptions, workers: int) ->
     Raises UnsupportedError."""
     step, pool = options.step(config), options.compilers
     path = plan_cache.shipped_path(step, workers=workers)
-    # No program ships in which some matrices are wider: that of the same bytes a weight has all of them alike.
-    shipped = plan_cache.load_program(path) if options.plan is None and not step.widths else None
+    shipped = plan_cache.load_program(path) if options.plan is None else None
     job = _planning(config, options, workers)
     if pool is None:
         return job() if shipped is None else shipped

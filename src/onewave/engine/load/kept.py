@@ -18,13 +18,15 @@ from onewave.base.errors import OutOfReachError, UnsupportedError
 from onewave.base.group_rounding import GroupedRows, held_rows, stacked_rows
 from onewave.base.grouped import Code, GroupedMatrix, GroupFormat, GroupNumbers, Offset
 from onewave.base.weight_formats import COMPACT, NESTED, NIBBLES, SIX_BITS, MixedFormat, mixed, times_as_wide
-from onewave.engine.load.checkpoint import MAX_THREADS, PLAIN_TYPES, ModelParts, building
+from onewave.engine.load.checkpoint import MAX_THREADS, PLAIN_TYPES, ModelParts, building, open_parts
+from onewave.engine.load.options import KeptBits, LoadOptions
 from onewave.engine.load.streamed import layer_matrices
 from onewave.models.config.model_config import ModelConfig
 from onewave.models.llama import MATRICES, LayerWeights, Llama, LlamaWeights, Table, plain
 from onewave.wave.weights.pack import StreamMatrix, Weight, WeightStream
 from onewave.wave.weights.read_back import ReadBack
 from onewave.wave.weights.row_table import RowTable
+from onewave.weights.fetch.sources import ModelLocation
 
 _KINDS = (
     *(mixed(nibbles, {}) for nibbles in (NIBBLES[128, False], NIBBLES[64, False], NIBBLES[32, True], NESTED)),
@@ -33,6 +35,22 @@ _KINDS = (
 """Candidate formats of the quantised groups."""
 MAX_BESIDE_16_BITS = 8
 """Most sequences of a step whose stream has 16-bit matrices beside 4-bit ones."""
+
+
+def find_kept(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> KeptBits:
+    """Find what a load on the wave's path keeps as it is: nothing where something else is asked for; in more launches a
+    step where one has no room for so many sequences. Uses no GPU.
+
+    Raises what open_parts raises.
+    """
+    if not options.keeps or options.load_format == "dummy":
+        return KeptBits()
+    with open_parts(location, config, replace(options, weight_format=mixed(NESTED, {}))) as parts:
+        for rows in sorted({options.max_num_seqs, min(options.max_num_seqs, MAX_BESIDE_16_BITS)}, reverse=True):
+            form = kept_format(parts, config, batch=rows)
+            if form is not None:
+                return KeptBits(form, rows, frozenset(dequantised_types(parts, form)))
+    return KeptBits()
 
 
 def kept_format(parts: ModelParts, config: ModelConfig, *, batch: int) -> MixedFormat | None:

@@ -34,18 +34,23 @@ _WAVE_PATHS = ("auto", "wave")
 
 
 @contextmanager
-def warm_up(decode: str, config: ModelConfig, options: LoadOptions) -> Generator[LoadOptions]:
+def warm_up(decode: str, location: ModelLocation, config: ModelConfig, options: LoadOptions) -> Generator[LoadOptions]:
     """Begin what a load for that decode path does beside the weights; yield the options to load with.
 
-    Before the process uses the GPU or a second thread: it may fork, and its children plan and compile.
+    Before the process uses the GPU or a second thread: it may fork, and its children plan and compile, for the bits in
+    which a quantised checkpoint is kept. Raises what open_parts raises.
     """
     if options.device.type != "cuda":
         yield options
         return
     with ExitStack() as stack:
         with options.times.phase("imports"):
-            from onewave.engine.load.first_load import compilers
+            from onewave.engine.load.first_load import compilers, may_run
 
+            if may_run(decode, config, options):
+                from onewave.engine.load.kept import find_kept
+
+                options = replace(options, kept=find_kept(location, config, options))
             pool = stack.enter_context(compilers(decode, config, options))
         yield replace(options, compilers=pool)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from onewave.base.settings import Settings
-from onewave.base.weight_formats import Rounding, ScaledFormat, WeightFormat
+from onewave.base.weight_formats import MixedFormat, Rounding, ScaledFormat, WeightFormat
 from onewave.engine.load.stopwatch import Stopwatch
 from onewave.models.config.model_config import ModelConfig
 
@@ -26,6 +26,16 @@ NAMES_8_BITS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 
 
 @dataclass(frozen=True)
+class KeptBits:
+    """The matrices of a checkpoint that the wave keeps in their own bits. form: how they lie in the stream; None where
+    there are none. rows: of a launch. lost: quantised types of matrices that become 16 bits beside those."""
+
+    form: MixedFormat | None = None
+    rows: int = 1
+    lost: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class LoadOptions:
     """How a model is loaded.
 
@@ -36,7 +46,8 @@ class LoadOptions:
     bits, where it has a format for them. plan: of the decode step; None: the wave's own. progress: draw a bar on
     stderr. compilers: the processes that `warm_up` has begun.
     times: is told how long each phase takes. sample: gives token ids of a small text, on which the cost of rounding is
-    measured; none: it is not. kv_dtype: of keys and values in 8 bits; None: the model's.
+    measured; none: it is not. kv_dtype: of keys and values in 8 bits; None: the model's. kept: what `warm_up` found in
+    the checkpoint; None: it was not looked at yet.
     """
 
     dtype: torch.dtype
@@ -55,6 +66,7 @@ class LoadOptions:
     compilers: ProcessPoolExecutor | None = None
     sample: Callable[[], Sequence[int]] | None = None
     kv_dtype: torch.dtype | None = None
+    kept: KeptBits | None = None
     times: Stopwatch = field(default_factory=Stopwatch, compare=False)
 
     @property
@@ -67,6 +79,13 @@ class LoadOptions:
         """Whether a step's launches together are faster than graphs, which read 16-bit weights once for all rows: two
         of four bits are. On an H200 32 sequences of an 8B take 5.98 ms in two launches of int8 (observed)."""
         return self.launches <= (2 if self.weight_bytes < 1 else 1)
+
+    def in_bits(self, kept: KeptBits) -> LoadOptions:
+        """These options for what is kept, where anything is: its format, and its rows in more launches."""
+        if kept.form is None:
+            return self
+        launches = self.launches * -(-self.max_num_seqs // kept.rows)
+        return replace(self, weight_format=kept.form, max_num_seqs=kept.rows, launches=launches)
 
     def step(self, config: ModelConfig) -> DecodeStep:
         """The step that one wave runs."""

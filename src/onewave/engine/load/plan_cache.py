@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
+from onewave.base.weight_formats import MixedFormat
 from onewave.models.llama_plan import DecodeStep, planned_facts
 from onewave.wave.plan.program import WaveProgram
 from onewave.wave.plan.program_file import program_bytes, read_program
@@ -74,7 +75,10 @@ def shipped_launchers(step: DecodeStep) -> list[tuple[Any, ...]]:
 
 def launchers_key(step: DecodeStep) -> str:
     """The name of a load in LAUNCHERS."""
-    return _digest_of({"config": planned_facts(step.config)}, step)
+    facts: dict[str, object] = {"config": planned_facts(step.config)}
+    if isinstance(step.weight_format, MixedFormat):  # whose kernels are others than of a format of the same bytes
+        facts["format"] = step.weight_format.number
+    return _digest_of(facts, step)
 
 
 def _as_tuples(types: Any) -> Any:
@@ -91,7 +95,7 @@ def planned_before(step: DecodeStep, *, cache_dir: Path) -> bool:
 
 
 def _key(step: DecodeStep) -> str:
-    facts = {"config": asdict(step.config), "sources": _sources_digest(_SOURCES), "widths": step.widths}
+    facts = {"config": asdict(step.config), "sources": _sources_digest(_SOURCES)}
     return _digest_of(facts, step)
 
 
@@ -102,6 +106,8 @@ def _shipped_key(step: DecodeStep) -> str:
 
 def _digest_of(facts: Mapping[str, object], step: DecodeStep) -> str:
     whole = {**facts, "batch": step.padded, "weight_bytes": step.weight_bytes, "digits": step.digits}
+    if step.widths:
+        whole["widths"] = step.widths
     return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

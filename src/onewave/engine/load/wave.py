@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from onewave.base.errors import CapacityError, OutOfReachError, UnsupportedError
-from onewave.base.weight_formats import NESTED, MixedFormat, mixed
+from onewave.base.weight_formats import MixedFormat
 from onewave.engine.load.checkpoint import load_model, open_parts
 from onewave.engine.load.first_load import plan_and_compile
-from onewave.engine.load.kept import MAX_BESIDE_16_BITS, dequantised_types, kept_format, stream_kept
+from onewave.engine.load.kept import find_kept, stream_kept
 from onewave.engine.load.kv_format import set_kv_format
 from onewave.engine.load.load import in_short
 from onewave.engine.load.options import LoadOptions
@@ -43,10 +43,13 @@ def load_wave(location: ModelLocation, config: ModelConfig, options: LoadOptions
         raise UnsupportedError("decode wave", got=reason, next='Use decode="graph".')
     # Kernels are launched on the current device, which need not be the model's.
     with torch.cuda.device(options.device) if options.device.type == "cuda" else nullcontext():
-        kept = _kept(location, config, options)
-        if kept is not None:
+        kept = find_kept(location, config, options) if options.kept is None else options.kept
+        if kept.lost:
+            kind = str(options.dtype).removeprefix("torch.")
+            _log.warning("%s matrices become %s: the wave has no format for them", ", ".join(sorted(kept.lost)), kind)
+        if kept.form is not None:
             try:
-                return _load_wave(location, config, kept)
+                return _load_wave(location, config, options.in_bits(kept))
             except OutOfReachError as error:
                 _log.warning("quantised weights are dequantised: %s", in_short(error))
             gc.collect()
@@ -101,25 +104,6 @@ def _logits_before_rounding(
         gc.collect()
         if options.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _kept(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> LoadOptions | None:
-    """Options with which a quantised checkpoint's matrices stay as they are, where nothing else is asked for; with two
-    launches a step where one has no room for so many sequences."""
-    if not options.keeps:
-        return None
-    keeping = replace(options, weight_format=mixed(NESTED, {}))
-    with open_parts(location, config, keeping) as parts:
-        for rows in sorted({options.max_num_seqs, min(options.max_num_seqs, MAX_BESIDE_16_BITS)}, reverse=True):
-            found = kept_format(parts, config, batch=rows)
-            if found is None:
-                continue
-            if lost := dequantised_types(parts, found):
-                kind = str(options.dtype).removeprefix("torch.")
-                _log.warning("%s matrices become %s: the wave has no format for them", ", ".join(sorted(lost)), kind)
-            launches = options.launches * -(-options.max_num_seqs // rows)
-            return replace(options, weight_format=found, max_num_seqs=rows, launches=launches)
-    return None
 
 
 def _load_wave(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> tuple[Llama, WaveDecoder]:
