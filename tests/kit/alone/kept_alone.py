@@ -1,10 +1,11 @@
 """List what loading a GGUF file of a shape that ships, and its answers, launch that is not prebuilt; without a GPU.
 
-`python kept_alone.py`: one JSON object, kernels by model and sequences. Not under Triton's interpreter:
-TRITON_INTERPRET must be unset, and PYTHONPATH hold tools/.
+`python kept_alone.py MODEL ...`: one JSON object, kernels by model and sequences; without models all that ship. Not
+under Triton's interpreter: TRITON_INTERPRET must be unset, and PYTHONPATH hold tools/.
 """
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -92,5 +93,6 @@ def missing(name: str, batch: int) -> Iterator[str]:
 
 if __name__ == "__main__":
     with pretended_device():
-        found = {f"{name} {batch}": list(missing(name, batch)) for name, batch in product(MODELS, BATCHES)}
+        wanted = product(sys.argv[1:] or MODELS, BATCHES)
+        found = {f"{name} {batch}": list(missing(name, batch)) for name, batch in wanted}
     print(json.dumps(found))
