@@ -284,7 +284,7 @@ def test_of_a_quantised_checkpoint_its_own_bits_say_what_is_to_be_planned(
     load = how(tmp_path, device=GPU, dtype=torch.bfloat16, max_num_seqs=1, weight_format=COMPACT)
     # A program of the last one's bytes ships, and no kernel.
     for form in (q4_k_m(config), mixed(NESTED, {"head": SIX_BITS}), mixed(NIBBLES[128, False], {})):
-        enter("auto", replace(load, kept=KeptBits(form)), config)
+        enter("auto", replace(load, kept=KeptBits(form, 1)), config)
     enter("auto", replace(load, kept=KeptBits()), config)
     assert [count > 0 for count in forked] == [False, True, True, False]
     assert [count > 0 for count in launchers] == [True, False, False, True]
