@@ -167,21 +167,25 @@ def stream_kept(
         matrices: dict[str, Any] = {name: stream.matrix(f"{name}{index}", *shape) for name, shape in shapes.items()}
         layers.append(LayerWeights(**parts.vectors(index), **matrices))
     head: StreamMatrix = stream.matrix("head", config.vocab_size, config.hidden_size)
-    weights = LlamaWeights(_embedding(parts, stream), tuple(layers), parts.norm(), head)
+    weights = LlamaWeights(_embedding(parts, config, stream), tuple(layers), parts.norm(), head)
     return Llama(config, weights, max_model_len=max_model_len)
 
 
-def _embedding(parts: ModelParts, stream: WeightStream) -> Table:
+def _embedding(parts: ModelParts, config: ModelConfig, stream: WeightStream) -> Table:
     """The embedding in its own bits as well, exactly, if nested groups hold them."""
     nested = mixed(NESTED, {})
     (own,) = parts.group_formats(None, "embedding")
     fits = [own is not None and check(own, nested) for check in (_fits_nibbles, _fits_bytes)]
     if any(fits):
-        (matrix,) = parts.grouped(None, "embedding")
         width = 1 + fits.index(True)
+        if stream.images.is_cuda:
+            torch.cuda.empty_cache()
+        # Before what opening takes: a piece of one of those blocks would keep all of it from being given back.
+        codes = torch.empty(config.vocab_size, config.hidden_size * width // 2, dtype=torch.uint8, device=stream.device)
+        (matrix,) = parts.grouped(None, "embedding")
         rows, exact = _nested(matrix, nested, width)
         if bool(exact):
-            return RowTable(rows, 4 * width, stream.dtype)
+            return RowTable(rows, 4 * width, stream.dtype, codes)
     return plain(parts.embedding(), "one wave")
 
 

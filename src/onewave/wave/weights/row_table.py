@@ -10,11 +10,13 @@ from onewave.wave.weights.formats.nested import restore_nested
 class RowTable:
     """Rows of four or eight bits, [rows, cols] of dtype when they are looked up; cols are even."""
 
-    def __init__(self, rows: GroupedRows, bits: int, dtype: torch.dtype):
+    def __init__(self, rows: GroupedRows, bits: int, dtype: torch.dtype, codes: Tensor | None = None):
+        """codes: uint8 [rows, cols * bits / 8], where the codes are to lie; None: anywhere."""
         assert rows.minima is not None
         assert rows.steps is not None
         self.bits, self.dtype, self.shape = bits, dtype, rows.codes.shape
-        self.codes = rows.codes[:, 0::2] | (rows.codes[:, 1::2] << 4) if bits == 4 else rows.codes
+        packed = rows.codes[:, 0::2] | (rows.codes[:, 1::2] << 4) if bits == 4 else rows.codes
+        self.codes = packed if codes is None else codes.copy_(packed)
         self.scales, self.minima, self.row_scales = rows.scales.contiguous(), rows.minima.contiguous(), rows.row_scales
         self.steps = rows.steps.contiguous().view(torch.int16).squeeze(2)
 
