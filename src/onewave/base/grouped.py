@@ -74,11 +74,12 @@ class GroupNumbers:
     base: Array
     steps: Array | None = None
 
-    def expand(self) -> Floats:
-        """Return float32 [rows, groups] of arrays; a product of 11 and 8 bits is exact."""
+    def expand(self) -> Array:
+        """Return float32 [rows, groups]; a product of 11 and 8 bits is exact."""
         if self.steps is None:
             return self.base
-        return np.repeat(self.base, self.steps.shape[1] // self.base.shape[1], axis=1) * self.steps
+        (rows, shared), groups = self.base.shape, self.steps.shape[1]
+        return (self.base[..., None] * self.steps.reshape(rows, shared, groups // shared)).reshape(rows, groups)
 
     def select(self, rows: Rows) -> "GroupNumbers":
         """Return the chosen rows' numbers."""

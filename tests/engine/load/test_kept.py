@@ -88,6 +88,7 @@ EIGHT = {"qkv0": 2, "o0": 2, "gate_up0": 2, "down0": 2, "head": 2}
     [
         ({"other": "Q4_1", "output": "Q8_0"}, {"head": 2}, NIBBLES[32, True]),
         ({"other": "Q4_0", "attn_v": "Q5_0", "output": "Q4_0"}, {"qkv0": 2}, NIBBLES[32, True]),
+        ({"other": "Q4_0", "output": "Q6_K"}, {"head": 2}, NIBBLES[32, True]),
         ({"other": "Q4_0", "ffn_down": "F16", "output": "Q8_0"}, {"down0": 4, "head": 2}, NIBBLES[32, True]),
         ({"other": "Q8_0", "output": "Q8_0", "token_embd": "Q8_0"}, EIGHT, NIBBLES[64, False]),
         (
@@ -107,7 +108,16 @@ EIGHT = {"qkv0": 2, "o0": 2, "gate_up0": 2, "down0": 2, "head": 2}
             NESTED,
         ),
     ],
-    ids=["Q4_1", "Q4_0 with Q5_0", "Q4_0 with 16 bits and Q8_0", "Q8_0", "as Q4_K_M", "as Q5_K_M", "Q4_K with Q4_1"],
+    ids=[
+        "Q4_1",
+        "Q4_0 with Q5_0",
+        "Q4_0 with Q6_K",
+        "Q4_0 with 16 bits and Q8_0",
+        "Q8_0",
+        "as Q4_K_M",
+        "as Q5_K_M",
+        "Q4_K with Q4_1",
+    ],
 )
 def test_a_quantised_file_gives_the_bits_of_its_dequantised_values(
     types: dict[str, str], widths: dict[str, int], nibbles: GroupRounding, tmp_path: Path

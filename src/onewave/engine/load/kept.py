@@ -232,10 +232,9 @@ def _rows(pieces: Sequence[GroupedMatrix], stream: WeightStream, width: int, *, 
 def _plain(piece: GroupedMatrix, form: MixedFormat, width: int) -> tuple[GroupedRows, Tensor]:
     """Hold a piece with a scale a group; also whether it is held exactly."""
     group, zero = (form.nibbles.group, 8) if width == 1 else (form.wide_group, 128)
-    assert piece.scales.steps is None  # of nested formats
-    scales, minima = _spread(piece.scales.base, piece.format.group, group, piece.shape[1]), None
+    scales, minima = _spread(piece.scales.expand(), piece.format.group, group, piece.shape[1]), None
     if piece.minima is not None:
-        minima = -_spread(piece.minima.base, piece.format.group, group, piece.shape[1])
+        minima = -_spread(piece.minima.expand(), piece.format.group, group, piece.shape[1])
     codes = _moved(piece.codes, zero if piece.format.code is Code.SIGNED else 0)
     if width == 1 and form.nibbles.minima and minima is None:
         minima = scales * -zero
