@@ -49,7 +49,9 @@ def as_int8(array: Array) -> Array:
 
 def as_bytes(array: Array) -> Array:
     """The bytes of each number, along the last axis: uint8."""
-    return array.contiguous().view(torch.uint8) if _is_tensor(array) else np.ascontiguousarray(array).view(np.uint8)
+    if _is_tensor(array):  # flat: a column of one number, transposed, is in one piece, but no view of it has bytes
+        return array.flatten().view(torch.uint8).reshape(*array.shape[:-1], -1)
+    return np.ascontiguousarray(array).view(np.uint8)
 
 
 def _half(blocks: Array, start: int) -> Array:

@@ -37,6 +37,8 @@ from kit.models.tiny_models import (
 )
 from kit.refusals import refused
 from onewave.base.errors import UnsupportedError, WeightsError
+from onewave.models.config.fields import Fields
+from onewave.models.config.quantization import read_scheme
 from onewave.models.config.read import load_scheme
 from onewave.ops.linear import PackedWeight
 from onewave.weights.fetch.sources import ModelLocation
@@ -173,6 +175,38 @@ def test_a_quantised_checkpoint_is_the_plain_one_of_the_same_values(kind: str, t
     expected_logits = oracle_logits(oracle(tmp_path / "plain"), ids, chunks)
     for model in (small, large):
         assert relative_error(our_logits(model, ids, chunks), expected_logits) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("make", "config"),
+    [
+        (partial(gptq, 8, 8, sym=True, group=8), GPTQ | {"group_size": 8}),
+        (partial(gptq, 64, 96, act_order=True), GPTQ | {"sym": False, "desc_act": True}),
+        (partial(awq, 64, 96), AWQ),
+        (
+            partial(packed, 8, 13, group=13, sym=False),
+            compressed("pack-quantized", num_bits=4, type="int", strategy="channel", symmetric=False),
+        ),
+        (partial(blocks, 130, 200), FP8 | {"weight_block_size": [128, 128]}),
+    ],
+    ids=["a word a row", "activation order", "awq", "rows that are no whole words", "fp8 in blocks"],
+)
+def test_a_matrix_is_the_same_where_it_is_opened_on_a_device(
+    make: Callable[[], Stored], config: dict[str, Any], tmp_path: Path
+) -> None:
+    save_file({f"m.{part}": tensor for part, tensor in make().parts.items()}, tmp_path / "model.safetensors")
+    scheme = read_scheme(Fields({"quantization_config": config}, "config.json"))
+    assert scheme is not None
+    store = QuantizedStore(SafetensorsStore.open(tmp_path), scheme)
+    arrays, tensors = store.load_grouped("m.weight"), store.load_grouped("m.weight", torch.device("cpu"))
+    assert arrays is not None
+    assert tensors is not None
+    assert (tensors.format, tensors.shape, tensors.inputs) == (arrays.format, arrays.shape, arrays.inputs)
+    assert np.array_equal(tensors.codes.numpy(), arrays.codes)
+    assert np.array_equal(tensors.scales.base.numpy(), arrays.scales.base)
+    for found, expected in ((tensors.zero_points, arrays.zero_points), (tensors.columns, arrays.columns)):
+        assert (found is None) == (expected is None)
+        assert found is None or np.array_equal(found, expected)
 
 
 def test_groups_that_are_no_whole_blocks_become_float32(tmp_path: Path) -> None:
