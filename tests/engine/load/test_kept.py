@@ -199,7 +199,7 @@ def test_nothing_of_a_quantised_file_is_kept_unpacked(
 def test_what_a_load_begins_with_is_for_the_bits_that_a_file_is_kept_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    location = written(tmp_path / "tiny.gguf", CONFIG, {"other": "Q4_1", "ffn_down": "F16", "output": "Q8_0"})
+    location = written(tmp_path / "tiny.gguf", CONFIG, {"other": "Q4_1", "attn_output": "F16", "output": "Q8_0"})
     dense = written(tmp_path / "dense.gguf", CONFIG, {"other": "F16"})
     seen: list[KeptBits | None] = []
 
@@ -218,7 +218,7 @@ def test_what_a_load_begins_with_is_for_the_bits_that_a_file_is_kept_in(
         with warm_up(path, file, CONFIG, options) as warm:
             assert warm.kept is seen[-1]
             assert warm.max_num_seqs == 12
-    form = mixed(NIBBLES[32, True], {"down0": 4, "head": 2})
+    form = mixed(NIBBLES[32, True], {"o0": 4, "head": 2})
     assert seen == [KeptBits(form, 8), KeptBits(), KeptBits(), None, KeptBits()]
 
 
@@ -240,11 +240,14 @@ def test_the_wave_takes_a_quantised_file_as_it_is_unless_something_else_is_asked
     assert [isinstance(form, MixedFormat) for form in planned] == [True, False, False]  # of both dtypes one plan
 
 
-@pytest.mark.parametrize(("output", "rows"), [("F16", 8), ("Q8_0", 12)])
-def test_a_step_of_more_sequences_than_16_bit_matrices_leave_room_for_takes_two_launches(
-    planned: list[Any], tmp_path: Path, output: str, rows: int
+@pytest.mark.parametrize(
+    ("other", "output", "rows", "keeps"),
+    [("Q4_0", "F16", 8, True), ("Q4_0", "Q8_0", 12, True), ("Q8_0", "F16", 12, False)],
+)
+def test_a_step_of_more_sequences_than_16_bit_matrices_leave_room_for_takes_two_launches_if_they_read_less(
+    planned: list[Any], tmp_path: Path, other: str, output: str, rows: int, keeps: bool
 ) -> None:
-    location = written(tmp_path / "tiny.gguf", CONFIG, {"other": "Q4_0", "output": output})
+    location = written(tmp_path / "tiny.gguf", CONFIG, {"other": other, "output": output})
     load_wave(location, CONFIG, how(tmp_path, keeps=True, max_num_seqs=12, load_format="auto"))
     assert PlainWave.made[-1].batch == rows
-    assert [isinstance(form, MixedFormat) for form in planned] == [True]
+    assert [isinstance(form, MixedFormat) for form in planned] == [keeps]
