@@ -14,7 +14,7 @@ import torch
 
 from kit.models import plain_wave
 from kit.models.plain_wave import PlainWave, how
-from kit.models.quantized_files import compressed, packed, quantise_checkpoint
+from kit.models.quantized_files import FP8, blocks, compressed, packed, quantise_checkpoint
 from kit.models.tiny_decoders import logits_of
 from kit.models.tiny_gguf import write_gguf
 from kit.models.tiny_models import config_of, save_checkpoint
@@ -28,7 +28,7 @@ from onewave.engine.load import first_load
 from onewave.engine.load import wave as load_wave_module
 from onewave.engine.load.checkpoint import load_model, open_parts
 from onewave.engine.load.choices import resolve_load
-from onewave.engine.load.kept import kept_format, stream_kept
+from onewave.engine.load.kept import find_kept, kept_format, stream_kept
 from onewave.engine.load.load import warm_up
 from onewave.engine.load.options import KeptBits, LoadOptions
 from onewave.engine.load.plan_cache import is_shipped, shipped_launchers
@@ -44,6 +44,7 @@ from onewave.weights.formats.gguf_store import GGUFStore
 
 planned = plain_wave.planned  # a fixture
 CPU = torch.device("cpu")
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
 CONFIG = replace(LONG, hidden_size=256, intermediate_size=512, vocab_size=131, max_position=64)
 
 
@@ -153,8 +154,7 @@ def test_a_q4_k_m_file_of_a_built_in_shape_is_kept_as_its_shipped_program_has_it
 
 
 def test_zero_points_that_the_first_matrix_lacks_are_not_passed_over(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
-    save_checkpoint(tmp_path, config_of("llama", **sizes, head_dim=64, num_hidden_layers=1))
+    save_checkpoint(tmp_path, config_of("llama", **SIZES, head_dim=64, num_hidden_layers=1))
     made = compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=128)
     quantise_checkpoint(tmp_path, lambda rows, cols: packed(rows, cols, group=128, sym=rows <= 256), made)
     location = ModelLocation("hf", tmp_path, "tiny")
@@ -220,6 +220,17 @@ def test_what_a_load_begins_with_is_for_the_bits_that_a_file_is_kept_in(
             assert warm.max_num_seqs == 12
     form = mixed(NIBBLES[32, True], {"o0": 4, "head": 2})
     assert seen == [KeptBits(form, 8), KeptBits(), KeptBits(), None, KeptBits()]
+
+
+def test_what_a_checkpoint_asks_for_in_vain_is_said_by_the_load_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_checkpoint(tmp_path, config_of("llama", **SIZES, head_dim=64, num_hidden_layers=1))
+    quantise_checkpoint(tmp_path, blocks, FP8 | {"weight_block_size": [128, 128]})
+    location = ModelLocation("hf", tmp_path, "tiny")
+    options = replace(how(tmp_path, keeps=True, load_format="auto"), device=torch.device("cuda", 0))
+    assert find_kept(location, load_config(location), options).form is not None
+    assert not caplog.records
 
 
 def test_the_wave_takes_a_quantised_file_as_it_is_unless_something_else_is_asked_for(

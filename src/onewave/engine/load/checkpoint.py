@@ -78,9 +78,16 @@ def load_model(
 
 @contextmanager
 def open_parts(
-    location: ModelLocation, config: ModelConfig, options: LoadOptions, *, packed: bool = False, scaled: bool = False
+    location: ModelLocation,
+    config: ModelConfig,
+    options: LoadOptions,
+    *,
+    packed: bool = False,
+    scaled: bool = False,
+    silent: bool = False,
 ) -> Generator[ModelParts]:
-    """Open a checkpoint; its parts are then built one by one. Arguments and errors as of `load_model`."""
+    """Open a checkpoint; its parts are then built one by one. silent: log nothing, as what is opened is only looked at.
+    Other arguments and errors as of `load_model`."""
     dtype, device = options.dtype, options.device
     if dtype not in _DTYPES:
         raise UnsupportedError("dtype of the weights", got=str(dtype), allowed=", ".join(map(str, _DTYPES)))
@@ -88,7 +95,7 @@ def open_parts(
         raise UnsupportedError("packed weights", got=f"{dtype} on {device}", allowed="torch.float32 on cpu")
     if device.type != "cpu":
         checks.head_dim(f"model {location.name}", config.head_dim, on_cpu=False, least=8)
-    store, layout = _open(location, config, options, scaled=scaled)
+    store, layout = _open(location, config, options, scaled=scaled, silent=silent)
     try:
         check_tensors(store, config, layout)
         parts = ModelParts(store, layout, config, options, packed=packed, scaled=scaled)
@@ -111,7 +118,7 @@ def open_parts(
 
 
 def _open(
-    location: ModelLocation, config: ModelConfig, options: LoadOptions, *, scaled: bool
+    location: ModelLocation, config: ModelConfig, options: LoadOptions, *, scaled: bool, silent: bool
 ) -> tuple[WeightStore, Layout]:
     """Open the checkpoint by its kind; only that kind's reader is imported."""
     load_format = options.load_format
@@ -128,14 +135,15 @@ def _open(
         from onewave.weights.formats.gguf_store import GGUFStore
 
         file = GGUFStore.open(location.path)
-        _say_dequantised({tensor.dtype for tensor in file.tensors.values()} - PLAIN_TYPES, options)
+        if not silent:
+            _say_dequantised({tensor.dtype for tensor in file.tensors.values()} - PLAIN_TYPES, options)
         return file, GGUF
     from onewave.weights.formats.safetensors_store import SafetensorsStore
     from onewave.weights.quantized.store import open_matrices
 
     scheme = load_scheme(location)
     store = open_matrices(SafetensorsStore.open(location.path), scheme)
-    if scheme is not None and scheme.kinds:
+    if scheme is not None and scheme.kinds and not silent:
         if scheme.not_followed is not None:
             _log.warning("activations stay in 16 bits or more: the checkpoint asks for %s", scheme.not_followed)
         if not scaled:

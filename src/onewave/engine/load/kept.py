@@ -45,7 +45,7 @@ def find_kept(location: ModelLocation, config: ModelConfig, options: LoadOptions
     """
     if not options.keeps or options.load_format == "dummy":
         return KeptBits()
-    with open_parts(location, config, replace(options, weight_format=mixed(NESTED, {}))) as parts:
+    with open_parts(location, config, options, silent=True) as parts:
         for rows in sorted({options.max_num_seqs, min(options.max_num_seqs, MAX_BESIDE_16_BITS)}, reverse=True):
             form = kept_format(parts, config, batch=rows, launches=-(-options.max_num_seqs // rows))
             if form is not None:
