@@ -11,7 +11,7 @@ from kit.operands.compact import bits_of, shape_of
 from kit.operands.random import randn
 from kit.operands.read_back import differs
 from onewave.base.weight_formats import COMPACT
-from onewave.engine.load.sketches import compile_packing
+from onewave.engine.load.sketches import BlankStream, compile_packing
 from onewave.ops.ffn.sizes import FFNSizes
 from onewave.ops.ffn.wave.plan import plan_ffn
 from onewave.wave.plan.layout import LIST_WORDS, TileShape
@@ -179,9 +179,9 @@ def test_a_gain_may_make_weights_too_large_or_small_enough() -> None:
     check(Weight((rows,), gain), shape_of(1, 1))
 
 
-def stream() -> WeightStream:
+def stream(kind: type[WeightStream] = WeightStream) -> Any:
     plan = plan_ffn(FFNSizes(2, 64, 128, 64, True), workers=5, compact=True)
-    return WeightStream(plan.programs[0], torch.bfloat16, CPU, COMPACT)
+    return kind(plan.programs[0], torch.bfloat16, CPU, COMPACT)
 
 
 def test_a_stream_is_the_same_whoever_packs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_what_compiles_the_kernels_ahead_launches_them_as_they_will_be(monkeypat
         launched.append((kernel.__name__, constants["PAIRED"], constants["COUNT"], constants.get("GAIN", False)))
 
     monkeypatch.setattr(compact_impl, "launch_kernel", launch)
-    compile_packing(stream())
+    compile_packing(stream(BlankStream))
     assert set(launched) == {
         (name, True, count, gained)
         for count, gained in ((1, True), (1, False), (2, True))
