@@ -118,6 +118,19 @@ def test_a_quantised_tensor_that_is_not_a_matrix_is_only_loaded(tmp_path):
     assert torch.equal(store.load("cube").flatten(), store.load("vector"))
 
 
+def test_a_header_that_is_remembered_is_not_read_again(tmp_path, monkeypatch):
+    path, headers = write(tmp_path, small_gguf()), {}
+    first = GGUFFile.open(path, headers)
+    monkeypatch.setattr(gguf_file, "_HeaderReader", None)
+    again = GGUFFile.open(path, headers)
+    assert (again.metadata, again.tensors) == (first.metadata, first.tensors)
+    assert all(np.array_equal(again.raw(tensor), first.raw(tensor)) for tensor in first.tensors.values())
+    monkeypatch.undo()
+    path.write_bytes(small_gguf()[:-200])  # another size
+    with pytest.raises(WeightsError, match="truncated"):
+        GGUFFile.open(path, headers)
+
+
 def test_an_unknown_tensor_is_refused_by_name(tmp_path):
     with pytest.raises(WeightsError, match="no tensor 'c'"):
         GGUFStore.open(write(tmp_path, small_gguf())).load("c")

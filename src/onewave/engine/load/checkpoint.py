@@ -134,7 +134,7 @@ def _open(
     if location.kind == "gguf":
         from onewave.weights.formats.gguf_store import GGUFStore
 
-        file = GGUFStore.open(location.path)
+        file = GGUFStore.open(location.path, location.headers)
         if not silent:
             _say_dequantised({tensor.dtype for tensor in file.tensors.values()} - PLAIN_TYPES, options)
         return file, GGUF

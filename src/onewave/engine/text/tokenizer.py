@@ -50,7 +50,7 @@ def load_tokenizer(location: ModelLocation) -> Tokenizer:
     from onewave.engine.text.gguf_tokenizer import gguf_tokenizer_parts
     from onewave.weights.formats.gguf_file import GGUFFile
 
-    file = GGUFFile.open(location.path)
+    file = GGUFFile.open(location.path, location.headers)
     file.close()
     return Tokenizer(gguf_tokenizer_parts(file.metadata, str(location.path)))
 

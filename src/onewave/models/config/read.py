@@ -61,7 +61,7 @@ def load_config(location: ModelLocation) -> ModelConfig:
     if location.kind == "gguf":
         from onewave.weights.formats.gguf_store import GGUFStore
 
-        store = GGUFStore.open(location.path)
+        store = GGUFStore.open(location.path, location.headers)
         try:
             return _read_gguf(store)
         finally:

@@ -1,10 +1,12 @@
 """From what a user typed as a model to the files it means."""
 
+from __future__ import annotations
+
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from onewave.base.errors import ConfigError, InvalidArgumentError, ModelNotFoundError, check_one_of, shown
 from onewave.base.settings import Settings
@@ -12,6 +14,9 @@ from onewave.weights.fetch import download, hub
 from onewave.weights.fetch.aliases import ALIASES
 from onewave.weights.formats.adapter import adapter_error, refuse_adapter_directory
 from onewave.weights.formats.gguf_pieces import GGUF_MAGIC, piece_paths
+
+if TYPE_CHECKING:
+    from onewave.weights.formats.gguf_file import Headers
 
 LOAD_FORMATS = ("auto", "dummy")
 """auto: the checkpoint's own weights. dummy: seeded random weights of the shapes that its configuration says."""
@@ -27,11 +32,13 @@ class ModelLocation:
 
     kind: "hf", a directory with config.json; "gguf", a file; "builtin", a configuration that ships with onewave.
     path: that directory, GGUF file (the first piece of a split one) or JSON file. name: what to call the model.
+    headers: of GGUF files that were read for it.
     """
 
     kind: Literal["hf", "gguf", "builtin"]
     path: Path | None
     name: str
+    headers: Headers = field(default_factory=dict[tuple[Path, int], Any], compare=False, repr=False)
 
 
 def resolve(

