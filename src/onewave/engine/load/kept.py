@@ -175,12 +175,12 @@ def stream_kept(
 def _embedding(parts: ModelParts, config: ModelConfig, stream: WeightStream) -> Table:
     """The embedding in its own bits as well, exactly, if nested groups hold them."""
     nested = mixed(NESTED, {})
+    if stream.images.is_cuda:
+        torch.cuda.empty_cache()
     (own,) = parts.group_formats(None, "embedding")
     fits = [own is not None and check(own, nested) for check in (_fits_nibbles, _fits_bytes)]
     if any(fits):
         width = 1 + fits.index(True)
-        if stream.images.is_cuda:
-            torch.cuda.empty_cache()
         # Before what opening takes: a piece of one of those blocks would keep all of it from being given back.
         codes = torch.empty(config.vocab_size, config.hidden_size * width // 2, dtype=torch.uint8, device=stream.device)
         (matrix,) = parts.grouped(None, "embedding")

@@ -112,6 +112,8 @@ def _load_wave(location: ModelLocation, config: ModelConfig, options: LoadOption
     total = int(num_weights(config) * options.weight_bytes)
     with byte_progress("Packing for one wave", total, enabled=options.progress) as report:
         made = load_streamed(location, config, options, report)
+        if options.device.type == "cuda":
+            torch.cuda.empty_cache()  # what stays from here on is to have blocks of its own
         set_kv_format(made.model, location, options)
         with options.times.phase("self-check"):
             wave = WaveDecoder(made.model, options.max_num_seqs, stream=made.stream)
