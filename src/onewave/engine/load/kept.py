@@ -182,11 +182,11 @@ def _embedding(parts: ModelParts, config: ModelConfig, stream: WeightStream) -> 
     if any(fits):
         width = 1 + fits.index(True)
         # Before what opening takes: a piece of one of those blocks would keep all of it from being given back.
-        codes = torch.empty(config.vocab_size, config.hidden_size * width // 2, dtype=torch.uint8, device=stream.device)
+        room = RowTable.room_for(config.vocab_size, config.hidden_size, 4 * width, stream.device)
         (matrix,) = parts.grouped(None, "embedding")
         rows, exact = _nested(matrix, nested, width)
         if bool(exact):
-            return RowTable(rows, 4 * width, stream.dtype, codes)
+            return RowTable(rows, 4 * width, stream.dtype, room)
     return plain(parts.embedding(), "one wave")
 
 

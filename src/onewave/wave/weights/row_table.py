@@ -1,5 +1,7 @@
 """A table whose rows are looked up on the GPU, in nested groups (formats/nested.py): a quantised embedding."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,15 +12,25 @@ from onewave.wave.weights.formats.nested import restore_nested
 class RowTable:
     """Rows of four or eight bits, [rows, cols] of dtype when they are looked up; cols are even."""
 
-    def __init__(self, rows: GroupedRows, bits: int, dtype: torch.dtype, codes: Tensor | None = None):
-        """codes: uint8 [rows, cols * bits / 8], where the codes are to lie; None: anywhere."""
+    def __init__(self, rows: GroupedRows, bits: int, dtype: torch.dtype, room: Sequence[Tensor] | None = None):
+        """room: of `room_for`, where all parts are to lie; None: anywhere."""
         assert rows.minima is not None
         assert rows.steps is not None
         self.bits, self.dtype, self.shape = bits, dtype, rows.codes.shape
-        packed = rows.codes[:, 0::2] | (rows.codes[:, 1::2] << 4) if bits == 4 else rows.codes
-        self.codes = packed if codes is None else codes.copy_(packed)
-        self.scales, self.minima, self.row_scales = rows.scales.contiguous(), rows.minima.contiguous(), rows.row_scales
-        self.steps = rows.steps.contiguous().view(torch.int16).squeeze(2)
+        codes = rows.codes[:, 0::2] | (rows.codes[:, 1::2] << 4) if bits == 4 else rows.codes
+        steps = rows.steps.contiguous().view(torch.int16).squeeze(2)
+        parts = [codes, steps, rows.scales.contiguous(), rows.minima.contiguous(), rows.row_scales]
+        if room is not None:
+            parts = [place.copy_(part) for place, part in zip(room, parts, strict=True)]
+        self.codes, self.steps, self.scales, self.minima, self.row_scales = parts
+
+    @staticmethod
+    def room_for(rows: int, cols: int, bits: int, device: torch.device) -> list[Tensor]:
+        """Memory for a table's parts, to be taken before its rows are made."""
+        groups = -(-cols // (128 if bits == 4 else 32))
+        kinds = (torch.uint8, cols * bits // 8), (torch.int16, -(-cols // 32)), *[(torch.float16, groups)] * 2
+        made = [torch.empty(rows, width, dtype=kind, device=device) for kind, width in kinds]
+        return [*made, torch.empty(rows, device=device)]
 
     @property
     def nbytes(self) -> int:
