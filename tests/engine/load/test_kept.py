@@ -251,14 +251,25 @@ def test_the_wave_takes_a_quantised_file_as_it_is_unless_something_else_is_asked
     assert [isinstance(form, MixedFormat) for form in planned] == [True, False, False]  # of both dtypes one plan
 
 
+_BETWEEN = {"other": "Q4_0", "ffn_down": "Q8_0", "output": "F16"}  # 0.9 bytes a weight; compact ones take 1.6
+
+
 @pytest.mark.parametrize(
-    ("other", "output", "rows", "keeps"),
-    [("Q4_0", "F16", 8, True), ("Q4_0", "Q8_0", 12, True), ("Q8_0", "F16", 12, False)],
+    ("types", "dtype", "rows", "keeps"),
+    [
+        ({"other": "Q4_0", "output": "F16"}, torch.bfloat16, 8, True),
+        ({"other": "Q4_0", "output": "Q8_0"}, torch.bfloat16, 12, True),
+        ({"other": "Q8_0", "output": "F16"}, torch.float16, 12, False),
+        (_BETWEEN, torch.float16, 8, True),
+        (_BETWEEN, torch.bfloat16, 12, False),
+    ],
 )
 def test_a_step_of_more_sequences_than_16_bit_matrices_leave_room_for_takes_two_launches_if_they_read_less(
-    planned: list[Any], tmp_path: Path, other: str, output: str, rows: int, keeps: bool
+    planned: list[Any], tmp_path: Path, types: dict[str, str], dtype: torch.dtype, rows: int, keeps: bool
 ) -> None:
-    location = written(tmp_path / "tiny.gguf", CONFIG, {"other": other, "output": output})
-    load_wave(location, CONFIG, how(tmp_path, keeps=True, max_num_seqs=12, load_format="auto"))
+    location = written(tmp_path / "tiny.gguf", CONFIG, types)
+    form = COMPACT if dtype is torch.bfloat16 else None
+    given = {"dtype": dtype, "weight_format": form, "max_num_seqs": 12, "load_format": "auto"}
+    load_wave(location, CONFIG, how(tmp_path, keeps=True, **given))
     assert PlainWave.made[-1].batch == rows
     assert [isinstance(form, MixedFormat) for form in planned] == [keeps]

@@ -39,7 +39,7 @@ MAX_BESIDE_16_BITS = 8
 
 def find_kept(location: ModelLocation, config: ModelConfig, options: LoadOptions) -> KeptBits:
     """Find what a load on the wave's path keeps as it is: nothing where something else is asked for; in more launches a
-    step where one has no room for so many sequences, if they read fewer bytes than one of compact weights. Uses no GPU.
+    step where one has no room for so many sequences, if they read fewer bytes than one would. Uses no GPU.
 
     Raises what open_parts raises.
     """
@@ -47,26 +47,29 @@ def find_kept(location: ModelLocation, config: ModelConfig, options: LoadOptions
         return KeptBits()
     with open_parts(location, config, options, silent=True) as parts:
         for rows in sorted({options.max_num_seqs, min(options.max_num_seqs, MAX_BESIDE_16_BITS)}, reverse=True):
-            form = kept_format(parts, config, batch=rows, launches=-(-options.max_num_seqs // rows))
+            launches = -(-options.max_num_seqs // rows)
+            form = kept_format(parts, config, batch=rows, weight_bytes=options.weight_bytes / launches)
             if form is not None:
                 return KeptBits(form, rows, frozenset(dequantised_types(parts, form)))
     return KeptBits()
 
 
-def kept_format(parts: ModelParts, config: ModelConfig, *, batch: int, launches: int = 1) -> MixedFormat | None:
-    """Choose how a checkpoint's matrices lie in the stream, in the fewest bytes; None where compact weights are as few.
+def kept_format(
+    parts: ModelParts, config: ModelConfig, *, batch: int, weight_bytes: float = COMPACT.weight_bytes
+) -> MixedFormat | None:
+    """Choose how a checkpoint's matrices lie in the stream, in the fewest bytes; None where those are no fewer than
+    `weight_bytes` a weight.
 
     batch: sequences of a launch; for more than MAX_BESIDE_16_BITS, 16-bit matrices beside 4-bit ones are not laid out.
-    launches: that take the place of one of compact weights; each reads all bytes.
     """
     found = {name: parts.group_formats(*_place(name)) for name in _names(config)}
     shapes = {kind: height * cols * count for kind, (height, cols, count) in layer_matrices(config).items()}
     shapes["head"] = config.vocab_size * config.hidden_size
     sizes = {name: shapes[_place(name)[1]] for name in found}
-    best, least = None, sum(sizes.values()) * COMPACT.weight_bytes
+    best, least = None, sum(sizes.values()) * weight_bytes
     for form in _KINDS:
         widths = {name: _width(pieces, form) for name, pieces in found.items()}
-        size = launches * sum(form.weight_bytes * times_as_wide(widths[name]) * sizes[name] for name in found)
+        size = sum(form.weight_bytes * times_as_wide(widths[name]) * sizes[name] for name in found)
         if size < least and (batch <= MAX_BESIDE_16_BITS or 4 not in widths.values()):
             wide = {name: width for name, width in widths.items() if width > 1}
             best, least = mixed(form.nibbles, wide, floats=form.floats), size
